@@ -3,11 +3,7 @@
 from privsyn_flower.client_apps import private_evaluation as private_evaluation
 from privsyn_flower.client_apps import private_training as private_training
 from privsyn_flower.config import AveragingConfig as AveragingConfig
-from privsyn_flower.config import CtclConfig as CtclConfig
 from privsyn_flower.config import FtrlConfig as FtrlConfig
-from privsyn_flower.config import PeConfig as PeConfig
-from privsyn_flower.config import PopriConfig as PopriConfig
-from privsyn_flower.config import PreTextConfig as PreTextConfig
 from privsyn_flower.config import TrainingConfig as TrainingConfig
 from privsyn_flower.privacy import PrivacyStatement as PrivacyStatement
 from privsyn_flower.privacy import Sampler as Sampler
@@ -25,6 +21,10 @@ from privsyn_flower.strategies import PrEText as PrEText
 from privsyn_flower.strategies import PrivateEvaluation as PrivateEvaluation
 from privsyn_flower.strategies import PrivateEvolution as PrivateEvolution
 from privsyn_flower.strategies import SynthesisStrategy as SynthesisStrategy
+from privsyn_flower.strategies.ctcl.config import CtclConfig as CtclConfig
+from privsyn_flower.strategies.pe.config import PeConfig as PeConfig
+from privsyn_flower.strategies.popri.config import PopriConfig as PopriConfig
+from privsyn_flower.strategies.pretext.config import PreTextConfig as PreTextConfig
 from privsyn_flower.summation import secure_sum as secure_sum
 from privsyn_flower.summation import secure_vector as secure_vector
 from privsyn_flower.text import HuggingFaceGenerator as HuggingFaceGenerator

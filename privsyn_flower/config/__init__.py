@@ -5,7 +5,7 @@ needs of the others; `toml` reads and writes files. A node's policy needs `secti
 others are imported when first asked for.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.config.section import (
     ConfigError,
@@ -18,15 +18,10 @@ from privsyn_flower.config.section import (
 from privsyn_flower.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from privsyn_flower.config.ctcl import CtclConfig
     from privsyn_flower.config.data import DataConfig
-    from privsyn_flower.config.dp_prompt import DPPromptConfig
     from privsyn_flower.config.evaluation import EvaluationConfig
+    from privsyn_flower.config.evolution import EvolutionConfig, SftConfig
     from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsConfig
-    from privsyn_flower.config.pe import PeConfig, SftConfig
-    from privsyn_flower.config.popri import PopriConfig
-    from privsyn_flower.config.pretext import PreTextConfig
-    from privsyn_flower.config.proximity import ProximityConfig
     from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults
     from privsyn_flower.config.toml import (
         absolute_paths,
@@ -40,25 +35,26 @@ if TYPE_CHECKING:
         toml_value,
         without_benchmark,
     )
-    from privsyn_flower.config.training import AveragingConfig, FtrlConfig, TrainingConfig
+    from privsyn_flower.config.training import (
+        AveragingConfig,
+        FtrlConfig,
+        ProximityConfig,
+        TrainingConfig,
+    )
 else:
-    __getattr__ = on_demand(
+    _imported = on_demand(
         __name__,
         AveragingConfig="training",
-        CtclConfig="ctcl",
         DataConfig="data",
-        DPPromptConfig="dp_prompt",
         EvaluationConfig="evaluation",
+        EvolutionConfig="evolution",
         ExpandConfig="models",
         FtrlConfig="training",
         GenerationConfig="models",
         ModelsConfig="models",
-        PeConfig="pe",
-        PopriConfig="popri",
-        PreTextConfig="pretext",
-        ProximityConfig="proximity",
+        ProximityConfig="training",
         RunConfig="schema",
-        SftConfig="pe",
+        SftConfig="evolution",
         TrainingConfig="training",
         absolute_paths="toml",
         check_paths="toml",
@@ -74,20 +70,26 @@ else:
         without_benchmark="toml",
     )
 
+    def __getattr__(name: str) -> Any:
+        """Tables of methods, too, which are in `strategies/NAME/config.py`."""
+        if not name.endswith("Config") or name == "RunConfig" or name in __all__:
+            return _imported(name)
+        from privsyn_flower.config.schema import METHODS
+
+        owned = {entry.own.__name__: entry.own for entry in METHODS.values() if entry.own}
+        return owned[name] if name in owned else _imported(name)
+
+
 __all__ = [
     "AveragingConfig",
     "ConfigError",
-    "CtclConfig",
-    "DPPromptConfig",
     "DataConfig",
     "EvaluationConfig",
+    "EvolutionConfig",
     "ExpandConfig",
     "FtrlConfig",
     "GenerationConfig",
     "ModelsConfig",
-    "PeConfig",
-    "PopriConfig",
-    "PreTextConfig",
     "ProximityConfig",
     "RunConfig",
     "Scalar",

@@ -25,10 +25,6 @@ OWN = {
     "models.conditional": "CTCL(generator)",
     "models.downstream": "the model's folder",
     "models.device": "device",
-    "ctcl.topics": "load_topics(folder)",
-    "pretext.retrieval-neighbors": "Retrieval(neighbors)",
-    "pe.retrieval-neighbors": "Retrieval(neighbors)",
-    "pretext.retrieval-share": "Mixed(share)",
     "data.users": "users",
     "data.public-pool": "the public texts",
     "data.public-path": "the public texts",
@@ -105,6 +101,10 @@ def _words() -> dict[str, str]:
             table = "AveragingConfig" if averaging else type(section).__name__
             words[f"{key}.{field.replace('_', '-')}"] = f"{table}({field})"
             words |= {field.replace("_", "-"): field} if "_" in field else {}
+    for table, own in RunConfig().tables.items():
+        words |= {
+            f"{table.replace('_', '-')}.{field}": word for field, word in own.arguments.items()
+        }
     return words | OWN
 
 

@@ -1,8 +1,9 @@
 """Which keys a run may change after it began: those of what is made of its releases.
 
-Every key of the schema, or its whole table, stands in one of the two lists; a key's own entry goes
-before its table's. What a method asks its users with although others write with it alone, its
-recipe holds back (`server_apps.methods.recipe.Recipe.asks_with`).
+Every key that all methods have, or its whole table, stands in one of the two lists; a key's own
+entry goes before its table's. The keys of a method's own table are never changed. What
+a method asks its users with although others write with it alone, its recipe holds back
+(`server_apps.methods.recipe.Recipe.asks_with`).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ FIXED = frozenset({  # what is asked or promised, and what that is made of
     "node-keys", "sampler", "sampling-rate", "cohort-nodes", "min-surviving-weight",
     "colluding-weight", "round-timeout", "stage-timeout", "node-timeout", "nodes", "node-memory",
     "population-name", "ledger", "ledger-epsilon", "seed", "simulation-seeded-noise", "run-folder",
-    "cache", "assets", "data", "pretext", "pe", "popri", "training", "dp-prompt", "ftrl", "ctcl",
-    "proximity", "measure", "models.embedder", "models.infiller", "models.conditional",
+    "cache", "assets", "data", "training", "ftrl", "proximity", "models.embedder",
+    "models.infiller", "models.conditional",
     "models.train-seconds", "models.train-steps", "models.lstm-words", "models.lstm-hidden",
     "models.lstm-embedding", "models.lstm-word-list", "models.lstm-batch-texts",
     "models.lstm-batch-words",
@@ -55,8 +56,7 @@ def entry_of(key: str, entries: Collection[str]) -> str:
 
 def changeable(key: str) -> bool:
     """Whether a key touches nothing that is asked or promised."""
-    name = entry_of(key, {*CHANGEABLE, *FIXED})
-    return name in CHANGEABLE
+    return entry_of(key, {*CHANGEABLE, *FIXED}) in CHANGEABLE
 
 
 def stale(keys: Collection[str]) -> Stale:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from privsyn_flower.config.section import Section
-
-if TYPE_CHECKING:
-    from privsyn_flower.config.schema import RunConfig
 
 
 class DataConfig(Section):
@@ -86,14 +83,3 @@ class DataConfig(Section):
             ),
         }
         return ", ".join(key for key, used in keys.items() if used)
-
-    def check(self, config: RunConfig) -> None:
-        """Users, samples and public text are chosen by private text for benchmarks only."""
-        keys = self.chosen_by_text
-        if keys and not config.benchmark:
-            raise ValueError(
-                f"{keys}: this chooses users, samples or public text by reading private text, "
-                "which epsilon does not cover: for benchmarks only (benchmark = true); else "
-                "leave it at its default (data.near-duplicates = 'own', data.partition = "
-                "'natural', data.min-samples-per-user = 1)"
-            )

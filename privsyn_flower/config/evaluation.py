@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from privsyn_flower.config.section import Section
-
-if TYPE_CHECKING:
-    from privsyn_flower.config.schema import RunConfig
 
 
 class EvaluationConfig(Section):
@@ -83,117 +80,3 @@ class EvaluationConfig(Section):
         """Whether the benchmark runs the control of this name."""
         named = [name.strip() for name in self.controls.split(",")]
         return control in named or "all" in named
-
-    def check(self, config: RunConfig) -> None:
-        """What a comparison needs of the method."""
-        self._check_start(config)
-        self._check_kind(config)
-        self._check_checkpoint(config)
-        if self.rival:
-            self._check_rival(config)
-        if self.task == "classification":
-            (key, given), classes = config.labels, config.classes
-            if not any(map(config.uses, ("popri", "ctcl", "pe", "pretext"))) or not classes:
-                raise ValueError(
-                    f"evaluation.task = 'classification' with method = {config.method!r} and "
-                    f"{key} = {given!r}: it needs method = 'popri', 'ctcl', 'pe', 'pretext' or "
-                    "'public-only' and labels, so that synthetic text has classes"
-                )
-            if len(classes) < 2:
-                raise ValueError(
-                    f"evaluation.task = 'classification' with {key} = "
-                    f"{given!r}: at least 2 classes are needed"
-                )
-
-    def _check_rival(self, config: RunConfig) -> None:
-        """What a rival can be simulated beside."""
-        if config.trains:
-            raise ValueError(
-                f"evaluation.rival = {self.rival!r} is simulated for synthetic text, "
-                f"not for method = {config.method!r}: set it to ''"
-            )
-        if config.uses("pe"):
-            raise ValueError(
-                f"evaluation.rival = {self.rival!r} is simulated beside method = 'popri', not "
-                "beside 'pe': set it to '', and run the other method by itself"
-            )
-        if config.method == self.rival:
-            raise ValueError(
-                f"evaluation.rival = {self.rival!r} is the method itself: set it to ''"
-            )
-        if self.task == "classification":
-            raise ValueError(
-                f"evaluation.rival = {self.rival!r} writes text without classes, of no use to "
-                "evaluation.task = 'classification': set rival = ''"
-            )
-        if config.pretext.labels:  # public text has the classes of the method's table alone
-            raise ValueError(
-                f"evaluation.rival = {self.rival!r} with pretext.labels = "
-                f"{config.pretext.labels!r}: a rival knows no classes; set pretext.labels = '', "
-                "or rival = ''"
-            )
-
-    def _check_start(self, config: RunConfig) -> None:
-        """A public stage has one length, in one place."""
-        lengths = (self.public_steps > 0) + (self.public_epochs > 0)
-        if self.start == "base" or config.trains:
-            if lengths or self.public_batch_size:
-                raise ValueError(
-                    f"evaluation.public-steps = {self.public_steps}, public-epochs = "
-                    f"{self.public_epochs} and public-batch-size = {self.public_batch_size} belong "
-                    "to evaluation.start = 'public' of a method that writes text (a training has "
-                    "training.public-steps): set them to 0"
-                )
-            if self.start == "public" and not config.training.public_steps:
-                raise ValueError(
-                    "evaluation.start = 'public' with training.public-steps = 0: there is no such "
-                    "model; raise it, or set evaluation.start = 'base'"
-                )
-        elif lengths != 1:
-            raise ValueError(
-                f"evaluation.start = 'public' with public-steps = {self.public_steps} and "
-                f"public-epochs = {self.public_epochs}: set exactly one of them above 0"
-            )
-
-    def _check_kind(self, config: RunConfig) -> None:
-        """Keys that a task or a method has no use for."""
-        classes = self.task == "classification"
-        nodes = config.trains or (config.uses("popri") and config.popri.select == "federated")
-        for key, used, barred in (
-            ("start = 'public'", self.start == "public", classes),
-            ("special-tokens = 'bos-eos'", self.special_tokens == "bos-eos", classes or nodes),
-            (f"adapter-rank = {self.adapter_rank}", self.adapter_rank > 0, classes or nodes),
-        ):
-            if used and barred:
-                raise ValueError(
-                    f"evaluation.{key} is for next tokens on the server, without task = "
-                    "'classification' and without training or evaluation on the nodes: leave it out"
-                )
-        if self.adapter_rank and self.start == "public":
-            raise ValueError(
-                f"evaluation.adapter-rank = {self.adapter_rank} with start = 'public': adapters "
-                "are trained over models.downstream as it is; set start = 'base'"
-            )
-
-    def _check_checkpoint(self, config: RunConfig) -> None:
-        """A choice among epochs needs epochs, and text to choose by."""
-        if self.checkpoint == "last":
-            return
-        if not self.epochs:
-            raise ValueError(
-                f"evaluation.checkpoint = {self.checkpoint!r} with epochs = 0: set epochs, or "
-                "'last'"
-            )
-        public = self.checkpoint == "public"
-        if public and self.task == "classification":
-            raise ValueError(
-                "evaluation.checkpoint = 'public' with task = 'classification': public validation "
-                "text has no classes; set 'last' or 'development'"
-            )
-        found = config.data.public_validation if public else config.data.development_users
-        if not found:
-            key = "data.public-validation" if public else "data.development-users"
-            raise ValueError(
-                f"evaluation.checkpoint = {self.checkpoint!r} with {key} = 0: raise it, or set "
-                "'last'"
-            )

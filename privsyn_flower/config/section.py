@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-
-if TYPE_CHECKING:
-    from privsyn_flower.config.schema import RunConfig
 
 SectionType = TypeVar("SectionType", bound="Section")
 Scalar = bool | int | float | str
@@ -30,9 +27,6 @@ class Section(BaseModel):
         allow_inf_nan=False,
         alias_generator=lambda name: name.replace("_", "-"),
     )
-
-    def check(self, config: RunConfig) -> None:
-        """What the table needs of the others. Raises ValueError."""
 
 
 def checked(section: SectionType) -> SectionType:

@@ -18,7 +18,6 @@ NOT_BY_TEXT: Mapping[str, tuple[Scalar, ...]] = {
     "data.near-duplicates": ("own", "keep"),
     "data.partition": ("natural", "uniform"),
     "data.min-samples-per-user": (1,),
-    "popri.checkpoint": ("last", "public"),
 }
 
 
@@ -49,13 +48,18 @@ def without_benchmark(path: Path | None, overrides: Mapping[str, Scalar]) -> dic
     """What `--set benchmark=false` takes along: keys by which the file's benchmark chooses by
     private text, at their defaults; not those that are overridden themselves."""
     values = read_flat(path) if overrides.get("benchmark") is False else {}
+    allowed = {**NOT_BY_TEXT}
+    for name, own in RunConfig().tables.items():
+        allowed |= {
+            f"{name.replace('_', '-')}.{key}": some for key, some in own.without_benchmark.items()
+        }
     if not values.get("benchmark"):
         return {}
     return {
         key: default
         for key, default in flat_defaults().items()
         if key in values.keys() - overrides.keys()
-        and values[key] not in NOT_BY_TEXT.get(key, (values[key],))
+        and values[key] not in allowed.get(key, (values[key],))
     }
 
 
@@ -80,10 +84,6 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
             "lstm_word_list": absolute(config.models.lstm_word_list),
         }
     )
-    topics = config.ctcl.topics
-    ctcl = config.ctcl.model_copy(
-        update={"topics": topics if topics == "train" else absolute(topics)}
-    )
     generation = config.generation.model_copy(
         update={"vllm_python": absolute(config.generation.vllm_python)}
     )
@@ -96,8 +96,7 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
             "ledger": absolute(config.ledger),
             "data": data,
             "models": models,
-            "measure": config.measure.relocated(model),
-            "ctcl": ctcl,
+            **{name: own.relocated(absolute, model) for name, own in config.tables.items()},
         }
     )
 

@@ -1,15 +1,12 @@
-"""`[training]` and `[ftrl]`: the keys of DP-FedAvg and DP-FTRL, which CTCL's rounds are, too."""
+"""`[training]`, `[ftrl]` and `[proximity]`: the keys of training on the nodes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from privsyn_flower.config.section import Section, split_list
-
-if TYPE_CHECKING:
-    from privsyn_flower.config.schema import RunConfig
 
 ServerOptimizerName = Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "adamw"]
 MechanismName = Literal[
@@ -150,27 +147,6 @@ class TrainingConfig(AveragingConfig, LocalConfig):
             )
         return self
 
-    def check(self, config: RunConfig) -> None:
-        """What the run's rounds, and Gaussian noise of a trusted aggregator, cannot go with."""
-        self.check_rounds(config.rounds)
-        if max(self.evaluated_rounds, default=0) >= config.rounds:
-            raise ValueError(
-                f"training.evaluate-rounds = {self.evaluate_rounds!r} must be below rounds = "
-                f"{config.rounds}: the final model is measured by training.evaluate = true"
-            )
-        if self.noise != "aggregator":
-            return
-        if config.sampler != "full":
-            raise ValueError(
-                f"sampler = {config.sampler!r} with training.noise = 'aggregator', whose noise is "
-                "made for users who all take part or take turns (ftrl.min-separation): set 'full'"
-            )
-        if config.simulation_seeded_noise:
-            raise ValueError(
-                "simulation-seeded-noise = true is for the nodes' noise; training.noise = "
-                "'aggregator' draws its key from the operating system: set it to false"
-            )
-
 
 class FtrlConfig(Section):
     """`[ftrl]`: DP-FTRL's noise, correlated over the rounds, added by a trusted aggregator."""
@@ -219,11 +195,6 @@ class FtrlConfig(Section):
                 "(method = 'dp-fedavg')"
             )
 
-    def check(self, config: RunConfig) -> None:
-        """What correlated noise needs of the other tables."""
-        self.check_trust(config.training)
-        self.check_rounds(config.rounds)
-
     def check_rounds(self, rounds: int) -> None:
         """Raises ValueError unless every user has a turn, and the last round has users."""
         if self.min_separation > rounds:
@@ -238,3 +209,23 @@ class FtrlConfig(Section):
                 f"{rounds}, and from there every node refuses: raise one of the two "
                 "(0 participations: as many as fit), or lower rounds"
             )
+
+
+class ProximityConfig(Section):
+    """`[proximity]`: after a training, its model filters the public pool (Gboard, section 5)."""
+
+    filter: bool = Field(
+        False, description="write the public texts that the trained model keeps: proximity.jsonl"
+    )
+    most_unknown: float = Field(
+        0.6, ge=0, le=1, description="largest share of words outside of the vocabulary"
+    )
+    least_score: float = Field(
+        -5.0, ge=-1e6, le=0, description="least mean log-likelihood of a token by the trained "
+        "model, nats; the paper's 5, of its 30,000 words"
+    )  # fmt: skip
+    least_quantile: float = Field(
+        0.0, ge=0, lt=1, description="above 0: the least score is this quantile of the public "
+        "texts' scores before the training"
+    )  # fmt: skip
+    gain: bool = Field(True, description="keep no text that the training made less likely")

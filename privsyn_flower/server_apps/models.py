@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
-from privsyn_flower.config.pretext import LABEL
+from privsyn_flower.config.evolution import LABEL
 from privsyn_flower.data import cached_embeddings
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.text import AdaptableGenerator, Embedder, Infiller, load_embedder
 from privsyn_flower.text.embedders import KnownRows
@@ -18,13 +17,20 @@ from privsyn_flower.text.tiny.assets import embedded
 class Models:
     """The models of one run; embedded tiny ones are trained if they are not there.
 
-    folder: where a vLLM server of the run keeps its log.
+    folder: where a vLLM server of the run keeps its log. retrieves: whether texts are compared with
+    the whole public pool.
     """
 
     def __init__(
-        self, config: RunConfig, public: PublicText, folder: RunFolder, progress: Progress
+        self,
+        config: RunConfig,
+        public: PublicText,
+        folder: RunFolder,
+        progress: Progress,
+        *,
+        retrieves: bool = False,
     ) -> None:
-        self.config = config
+        self.config, self.retrieves = config, retrieves
         self.public = public
         self.run_folder = folder
         self.progress = progress
@@ -49,10 +55,10 @@ class Models:
     def embedder(self) -> Embedder:
         """For public text: the pool's rows come from the cache on disk, others are remembered."""
         if self._embedder is None:
-            config, models = self.config, self.config.models
+            models = self.config.models
             embedder = load_embedder(models.embedder, models.device, self.progress)
             # Only retrieval compares with the whole pool; anything else would embed it in vain.
-            pool = self.public.pool if recipe_of(config).retrieves(config) else []
+            pool = self.public.pool if self.retrieves else []
             rows = cached_embeddings(
                 self.cache / "public", embedder.fingerprint, pool, embedder.embed
             )

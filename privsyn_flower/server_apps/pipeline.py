@@ -42,9 +42,16 @@ class Pipeline(Run):
     def _stages(self) -> None:
         with self.clock("data"):
             self.public = public_text(self.config, self.progress)
-        models = Models(self.config, self.public, self.folder, self.progress)
+        recipe = recipe_of(self.config)
+        models = Models(
+            self.config,
+            self.public,
+            self.folder,
+            self.progress,
+            retrieves=recipe.retrieves(self.config),
+        )
         try:
-            method = recipe_of(self.config)(self, models)
+            method = recipe(self, models)
             self._drop_changed(method)
             strategy = method.begin()
             done = self._asked(method, strategy) if self.asks else 0

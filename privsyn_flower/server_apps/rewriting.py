@@ -62,7 +62,8 @@ def _recipe(config: RunConfig, progress: Progress) -> Iterator[Writing[Any]]:
     public = _public(config, progress)
     with tempfile.TemporaryDirectory(prefix="privsyn-") as name:
         folder = RunFolder(Path(name))
-        models = Models(config, public, folder, progress)
+        retrieves = recipe_of(config).retrieves(config)
+        models = Models(config, public, folder, progress, retrieves=retrieves)
         run = SimpleNamespace(config=config, folder=folder, progress=progress)
         try:
             yield cast(Any, recipe_of(config))(run, models)

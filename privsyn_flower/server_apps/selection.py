@@ -22,8 +22,9 @@ from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import Session
-from privsyn_flower.strategies.evaluation import Caps, Estimate, evaluate
-from privsyn_flower.strategies.popri import POPri
+from privsyn_flower.strategies.evaluation.strategy import Caps, Estimate, evaluate
+from privsyn_flower.strategies.popri.config import PopriConfig
+from privsyn_flower.strategies.popri.strategy import POPri
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
 from privsyn_flower.text.models.parameters import (
     Parameters,
@@ -137,7 +138,7 @@ def _fine_tuned(
             continue
         if not path.exists():
             strategy.choose(rnd)
-            texts = strategy.synthesise(config.popri.select_samples)
+            texts = strategy.synthesise(config[PopriConfig].select_samples)
             write_jsonl(path, ({"text": one.text} for one in texts))
         rows = model.encode([row["text"] for row in read_jsonl(path)])
         stage, work = f"fine-tuning on round {rnd}", path.with_suffix(".work")

@@ -8,7 +8,9 @@ from privsyn_flower.app.tracking.public import Value
 from privsyn_flower.config import RunConfig, Section
 from privsyn_flower.config.schema import METHODS
 
-TABLES = frozenset(name for names in METHODS.values() for name in names)  # of some methods alone
+TABLES = frozenset(
+    name for entry in METHODS.values() for name in entry.tables
+)  # of some methods alone
 
 
 def public_settings(config: RunConfig) -> dict[str, Value]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.files import build_folder
 from privsyn_flower.progress import Progress
+from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.text.conditions import end_of_text
 from privsyn_flower.text.models.parameters import longest_sequence
 from privsyn_flower.text.models.pretrained import encodes
@@ -24,7 +25,7 @@ def topics_of(
     config: RunConfig, pool: Sequence[str], embedder: Embedder, progress: Progress
 ) -> Path:
     """The folder of the public pool's topics, found in the cache by its content, or made there."""
-    own = config.ctcl
+    own = config[CtclConfig]
     made_of = [_MADE, own.topic_count, own.clustering, own.topic_words, config.seed]
     state = hashlib.sha256(json.dumps([*made_of, embedder.fingerprint, list(pool)]).encode())
     target = cache_folder(config) / "topics" / state.hexdigest()[:24]
@@ -39,7 +40,7 @@ def clusters_of(
     config: RunConfig, texts: Sequence[str], embedder: Embedder, progress: Progress
 ) -> TopicModel:
     """Topics of these public texts, as `[ctcl]` says that they are made. Raises ValueError."""
-    own = config.ctcl
+    own = config[CtclConfig]
     return make_topics(
         texts,
         embedder,
@@ -64,7 +65,7 @@ def check_generator(config: RunConfig, generator: Path) -> None:
         end_of_text(load_tokenizer(generator, "models.conditional"))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    source, text = config.ctcl.max_source, config.evaluation.sequence_length
+    source, text = config[CtclConfig].max_source, config.evaluation.sequence_length
     longest = longest_sequence(generator)
     if (max(source, text) if encodes(generator) else source + text) > longest:
         raise ConfigError(

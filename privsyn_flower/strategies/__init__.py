@@ -10,9 +10,9 @@ from privsyn_flower.on_demand import on_demand
 if TYPE_CHECKING:
     from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation
     from privsyn_flower.strategies.averaging.start import TrainingResult, TrainingStrategy
-    from privsyn_flower.strategies.ctcl import CTCL
-    from privsyn_flower.strategies.dp_fedavg import DPFedAvg
-    from privsyn_flower.strategies.dp_ftrl import DPFTRL
+    from privsyn_flower.strategies.ctcl.strategy import CTCL
+    from privsyn_flower.strategies.dp_fedavg.strategy import DPFedAvg
+    from privsyn_flower.strategies.dp_ftrl.strategy import DPFTRL
     from privsyn_flower.strategies.engine.callbacks import (
         Callback,
         CheckFailed,
@@ -28,32 +28,37 @@ if TYPE_CHECKING:
         Rounds,
     )
     from privsyn_flower.strategies.engine.session import Session
-    from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
+    from privsyn_flower.strategies.evaluation.strategy import (
+        Caps,
+        FederatedEvaluation,
+        better,
+        evaluate,
+    )
     from privsyn_flower.strategies.flower_accountant import PldAccountant
-    from privsyn_flower.strategies.popri import NoPairs, POPri
-    from privsyn_flower.strategies.pretext import PrEText
-    from privsyn_flower.strategies.private_evolution import PrivateEvolution
+    from privsyn_flower.strategies.pe.strategy import PrivateEvolution
+    from privsyn_flower.strategies.popri.strategy import NoPairs, POPri
+    from privsyn_flower.strategies.pretext.strategy import PrEText
     from privsyn_flower.strategies.synthesis.preferences import preference_pairs
     from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 else:
     __getattr__ = on_demand(
         __name__,
-        CTCL="ctcl",
+        CTCL="ctcl.strategy",
         Callback="engine.callbacks",
-        Caps="evaluation",
+        Caps="evaluation.strategy",
         CheckFailed="engine.callbacks",
-        DPFTRL="dp_ftrl",
-        DPFedAvg="dp_fedavg",
-        FederatedEvaluation="evaluation",
-        NoPairs="popri",
+        DPFTRL="dp_ftrl.strategy",
+        DPFedAvg="dp_fedavg.strategy",
+        FederatedEvaluation="evaluation.strategy",
+        NoPairs="popri.strategy",
         NoRelease="engine.rounds",
         NothingLearned="engine.rounds",
         NothingSurvived="engine.rounds",
-        POPri="popri",
+        POPri="popri.strategy",
         PldAccountant="flower_accountant",
-        PrEText="pretext",
+        PrEText="pretext.strategy",
         PrivateEvaluation="averaging.app_evaluation",
-        PrivateEvolution="private_evolution",
+        PrivateEvolution="pe.strategy",
         Question="engine.callbacks",
         RoundPlan="engine.cohort",
         Rounds="engine.rounds",
@@ -64,8 +69,8 @@ else:
         SynthesisStrategy="synthesis.start",
         TrainingResult="averaging.start",
         TrainingStrategy="averaging.start",
-        better="evaluation",
-        evaluate="evaluation",
+        better="evaluation.strategy",
+        evaluate="evaluation.strategy",
         preference_pairs="synthesis.preferences",
     )
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from privsyn_flower.config.api import named_as_arguments
-from privsyn_flower.config.pretext import LABEL
+from privsyn_flower.config.evolution import LABEL
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.protocols import Generator
 from privsyn_flower.units import beginning, units

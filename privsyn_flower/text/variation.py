@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from privsyn_flower.arrays import F32, F64, I64, Bools
 from privsyn_flower.config.api import named_as_arguments
-from privsyn_flower.config.pretext import STYLE, TEXT, check_instruction
+from privsyn_flower.config.evolution import STYLE, TEXT, check_instruction
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.decoding import banned_tokens, check_sampling, choose_tokens
 from privsyn_flower.text.models.devices import map_batches, resolve_device

@@ -25,7 +25,7 @@ from privsyn_flower.protocol.noise import Noise, integer_plan
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries.metrics import metrics_bound
-from privsyn_flower.strategies.evaluation import Caps, evaluation_query
+from privsyn_flower.strategies.evaluation.strategy import Caps, evaluation_query
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.lm_metrics import Scorer
 from tests.conftest import node_context, sentences

@@ -20,7 +20,7 @@ from privsyn_flower.evaluation.verdict import FALSE_ALARM, benchmark_verdict, ju
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import evaluation
 from privsyn_flower.server_apps.pipeline import Pipeline
-from privsyn_flower.strategies.evaluation import read_estimates
+from privsyn_flower.strategies.evaluation.strategy import read_estimates
 from tests.app.report.test_tables import SECURE, summary
 from tests.server_apps.in_process import deployed, grid_for
 

@@ -22,7 +22,7 @@ from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps.methods.ctcl import histogram_of
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.promised import promised, statement
-from privsyn_flower.strategies.ctcl import TOPICS
+from privsyn_flower.strategies.ctcl.strategy import TOPICS
 from privsyn_flower.strategies.synthesis import topic_texts
 from privsyn_flower.strategies.synthesis.topic_counts import largest_remainder, proportions
 from privsyn_flower.text.embedders import NgramEmbedder

@@ -13,14 +13,15 @@ import privsyn_flower
 from privsyn_flower import strategies
 from privsyn_flower.app.preflight.numbers import keys
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.server_apps.methods import FILES, check_controls, recipe_of
+from privsyn_flower.config.schema import METHODS
+from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.recipe import sampler_of
 from privsyn_flower.server_apps.methods.training import training_strategy
 
 PACKAGE = Path(privsyn_flower.__file__).parent
 KNOWING = ("server_apps/methods/", "config/", "app/report/methods.py")
 # A query, a phase and a stage are called evaluation, too; `config.method` beside it is found.
-NAMES = FILES.keys() - {"evaluation"}
+NAMES = METHODS.keys() - {"evaluation"}
 STRATEGIES = {name for name in strategies.__all__ if hasattr(getattr(strategies, name), "learn")}
 
 
@@ -34,7 +35,7 @@ def compared(name: str) -> dict[str, bool]:
     return {} if configured(name).measures else {"benchmark": True}
 
 
-ASKING = [name for name in FILES if recipe_of(configured(name)).phases(configured(name))]
+ASKING = [name for name in METHODS if recipe_of(configured(name)).phases(configured(name))]
 
 
 @pytest.mark.parametrize(
@@ -138,10 +139,10 @@ def test_only_the_table_and_the_recipes_know_methods() -> None:
 
 
 def test_every_method_has_a_recipe() -> None:
-    assert get_args(RunConfig.model_fields["method"].annotation) == tuple(FILES)
+    assert get_args(RunConfig.model_fields["method"].annotation) == tuple(METHODS)
 
 
-@pytest.mark.parametrize("method", FILES)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_recipe_has_phases_or_a_claim_without(method: str) -> None:
     config = configured(method, **compared(method))
     found = recipe_of(config)

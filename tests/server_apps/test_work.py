@@ -14,8 +14,8 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.public import tuning_of
 from privsyn_flower.server_apps.methods import recipe_of, stages
 from privsyn_flower.server_apps.methods.stages import Task, fine_tunings, tiny_models, tokens_of
-from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.private_evolution import PrivateEvolution
+from privsyn_flower.strategies.pe.strategy import PrivateEvolution
+from privsyn_flower.strategies.pretext.strategy import PrEText
 from privsyn_flower.text.embedders import KnownRows
 from privsyn_flower.text.models import lstm
 from privsyn_flower.text.tiny.assets import recipe, tuning_recipe

@@ -22,7 +22,7 @@ from privsyn_flower.privacy.planning import promise
 from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import CTCL
-from privsyn_flower.strategies.ctcl import TOPICS, ctcl_phases, trainer_of
+from privsyn_flower.strategies.ctcl.strategy import TOPICS, ctcl_phases, trainer_of
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.rounds import NoRelease, OneQuestion
 from privsyn_flower.strategies.engine.session import Session, Terms

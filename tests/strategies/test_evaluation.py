@@ -27,7 +27,7 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, PlainSum, SecureAggregation
 from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import Session, Terms
-from privsyn_flower.strategies.evaluation import (
+from privsyn_flower.strategies.evaluation.strategy import (
     Caps,
     better,
     evaluate,

@@ -23,7 +23,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.methods.training import training_strategy
 from privsyn_flower.server_apps.promised import promised
 from privsyn_flower.server_apps.selection import evaluation_caps
-from privsyn_flower.strategies.evaluation import evaluation_query
+from privsyn_flower.strategies.evaluation.strategy import evaluation_query
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS
 from privsyn_flower.training import LocalTraining

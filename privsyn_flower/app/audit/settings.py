@@ -17,7 +17,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.planning import evaluation_phases
 from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.server_apps.promised import ledger_terms, promised
-from privsyn_flower.strategies.ctcl import TOPICS
+from privsyn_flower.strategies.ctcl.strategy import TOPICS
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.cohort import RoundPlan
@@ -41,7 +41,7 @@ def audited_phase(config: RunConfig, kind: str) -> Phase:
 
 
 def nodes_setting(config: RunConfig, phase: Phase) -> Setting:
-    """One release with the nodes' noise and, where the phase samples, its users' coins.
+    """One release with the nodes' noise and, where the phase samples, its users' sampling.
 
     The honest survivors weigh exactly W_min, so the noise is what is charged and no more: the
     plan's spare weight is lost after masking, and the colluders' noise is known to them.

@@ -14,7 +14,9 @@ from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.data import LabelledText
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.strategies.ctcl import BOUND
+from privsyn_flower.strategies.ctcl.config import CtclConfig
+from privsyn_flower.strategies.ctcl.strategy import BOUND
+from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.strategies.synthesis.topic_counts import topic_question
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.topics import TopicModel
@@ -54,7 +56,7 @@ def topics_case(config: RunConfig) -> Case:
     With classes it has texts of each, so that a clip of every class by itself would be too long;
     its node's other user has one text.
     """
-    cap, classes = config.data.samples_per_user, config.ctcl.classes
+    cap, classes = config.data.samples_per_user, config[CtclConfig].classes
     words = ("alpha beta", "gamma delta", "one two", "three four", "five six")
     embedder = load_embedder(EMBEDDER)
     topics = TopicModel(
@@ -79,7 +81,7 @@ def scores_case(config: RunConfig) -> Case:
     it as a round's candidates can. With labels the canary has samples of each, so that a clip of
     every class by itself would be too long; one sample a class where the cap leaves no more.
     """
-    options, cap = config.popri, config.data.samples_per_user
+    options, cap = config[PopriConfig], config.data.samples_per_user
     labels = split_list(options.labels)[:cap]
     most = options.prompts * options.responses // 4
     prompts = max(len(labels), 3, min(most, math.ceil(options.score_bound**2 / 2)))

@@ -21,12 +21,12 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from privsyn_flower.app.report.evaluations import measured_rows
-from privsyn_flower.app.report.four_lines import claim_lines
+from privsyn_flower.app.report.forms import claim_lines
 from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.reading import first_texts
-from privsyn_flower.app.report.stages import CAPPED, counted, kind_of, named
+from privsyn_flower.app.report.stages import CAPPED, kind_of, progress_text, stage_in_words
 from privsyn_flower.app.report.summaries import epsilon_of, unusable_lines, verdict_lines
+from privsyn_flower.app.report.tables import measured_rows
 from privsyn_flower.runs import SEEDS
 from privsyn_flower.terminal import one_line
 
@@ -114,11 +114,13 @@ class Display:
     def show(self, event: dict[str, Any]) -> None:
         """One event of progress.jsonl."""
         stage, done, total = event["stage"], float(event["done"]), float(event["total"])
-        what, unit = named(stage)
+        what, unit = stage_in_words(stage)
         left = self.pace.left(event) if unit != CAPPED else None
         if not self.live:
             note = str(event["note"])
-            count = counted(done, total, unit) or ("done" if done >= total and not note else "")
+            count = progress_text(done, total, unit) or (
+                "done" if done >= total and not note else ""
+            )
             told = _listed(count, note, spoken(left))
             self._print(stage, float(event["t"]), done >= total, f"{what}: {told}".rstrip(": "))
             return
@@ -126,7 +128,7 @@ class Display:
             self.tasks[stage] = self.progress.add_task(what, total=total, note="", told="")
         task = self.tasks[stage]
         note = event["note"] or self.progress.tasks[task].fields["note"]
-        told = _listed(counted(done, total, unit), spoken(left), note)
+        told = _listed(progress_text(done, total, unit), spoken(left), note)
         self.progress.update(task, completed=done, total=total, note=note, told=told)
         if stage == "rounds":  # its bar tells what is over
             for one, other in self.tasks.items():
@@ -199,7 +201,7 @@ def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         f"the result is ready in {folder}: {made}",
         *(f"    {one_line(row['text'])}" for row in texts),
         *verdict_lines(summary),
-        *(f"{line.about}: {line.said}" for line in claim_lines(summary)),
+        *(f"{line.about}: {line.text}" for line in claim_lines(summary)),
         "its benchmark follows, which epsilon does not cover; Ctrl-C ends it and keeps the result",
     ]
 
@@ -282,7 +284,7 @@ def _claim(summary: Mapping[str, Any]) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for line in claim_lines(summary):
-        grid.add_row(Text(line.about), Text(line.said))
+        grid.add_row(Text(line.about), Text(line.text))
     return grid
 
 

@@ -14,6 +14,7 @@ from privsyn_flower.progress import Progress
 from privsyn_flower.runs import write_jsonl
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.rewriting import rewrite, with_settings
+from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.synthesis.topic_writing import kept_by, write
 
 STAGE = "generate"
@@ -61,10 +62,10 @@ def _by_topics(
 ) -> tuple[int, str]:
     """By the generator in the run's model/ and its shares of topics."""
     written = write(
-        config.ctcl,
+        config[CtclConfig],
         config.expand,
         config.models.device,
-        kept_by(folder, config.ctcl),
+        kept_by(folder, config[CtclConfig]),
         target,
         samples=samples,
         seed=seed,
@@ -115,7 +116,7 @@ def _config(folder: Path) -> RunConfig:
             f"{folder} is a run of method = {config.method!r}, which released nothing to write "
             "text of: `privsyn generate` is for pretext, pe, popri and ctcl"
         )
-    if pool := config.ctcl.resample_pool:
+    if pool := config[CtclConfig].resample_pool:
         raise ConfigError(
             f"{folder} drew its text from a pool (ctcl.resample-pool = {pool}): what it did not "
             "draw is in synthetic-pool.jsonl; for more of it start a run with larger numbers"

@@ -69,7 +69,7 @@ def publish_run(run: Path, folder: Path, given: Options) -> tuple[str, list[str]
     """
     from privsyn_flower.app.report.publishing.card import Facts
     from privsyn_flower.app.report.publishing.folder import publish as write
-    from privsyn_flower.app.report.publishing.hub import push
+    from privsyn_flower.app.report.publishing.folder import push
     from privsyn_flower.app.report.publishing.product import read_product
     from privsyn_flower.server_apps.methods import recipe_of
 
@@ -99,7 +99,7 @@ def publish_run(run: Path, folder: Path, given: Options) -> tuple[str, list[str]
 
 def _check(given: Options) -> None:
     """Raises PublishError for options that do not fit, before anything is read."""
-    from privsyn_flower.app.report.publishing.hub import check_name
+    from privsyn_flower.app.report.publishing.folder import check_name
     from privsyn_flower.app.report.publishing.product import PublishError
 
     if given.licence and not LICENCE.fullmatch(given.licence):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privsyn_flower.app.cli.errors import AsJson, Commands, failing
+from privsyn_flower.strategies.ctcl.config import CtclConfig
 
 if TYPE_CHECKING:
     from privsyn_flower.arrays import F32
@@ -150,7 +151,7 @@ def import_(
 def _asked(config: RunConfig, **options: Any) -> dict[str, Any]:
     """What `make_topics` is asked for: the options, and for those that are None what a run of the
     configuration makes."""
-    own = config.ctcl
+    own = config[CtclConfig]
     of_run = {
         "count": own.topic_count if config.uses("ctcl") else COUNT,
         "clustering": own.clustering,

@@ -16,6 +16,9 @@ from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.stages import Task, scoring, tokens_of
+from privsyn_flower.strategies.ctcl.config import CtclConfig
+from privsyn_flower.strategies.evaluation.config import MeasureConfig
+from privsyn_flower.strategies.popri.config import PopriConfig
 
 SAMPLE = 1024  # made-up candidates that are packed to see how many bytes one takes
 # At most, of a topic beside its row: the row's scale, and ten keywords in JSON.
@@ -82,7 +85,7 @@ def question_bytes(config: RunConfig, count: int, dimension: int) -> int:
     """
     some = min(count, SAMPLE)
     rows = np.random.default_rng(0).standard_normal((some, dimension)).astype(np.float32)
-    own, groups = config.popri, 0
+    own, groups = config[PopriConfig], 0
     if recipe_of(config).question(config)[0] == "votes":
         query = Query.votes(rows, bound=1.0, model="")
         groups = 2 * count * bool(config.classes and not config.uses("ctcl"))
@@ -110,8 +113,8 @@ def _training(config: RunConfig, machine: Machine) -> Exchange:
     embedder = size_of("embedder", config)
     if topics and embedder is not None:
         rows = topics * (embedder.dimension + TOPIC_BYTES)
-        once = rows if config.ctcl.histogram else 0
-        if config.ctcl.by_topic and down is not None:
+        once = rows if config[CtclConfig].histogram else 0
+        if config[CtclConfig].by_topic and down is not None:
             down += rows  # the node finds each text's condition by them
         first, _ = seconds_of(_embedding(config), embedder, machine)
     return Exchange(length, bits, down, up, first + seconds, seconds, timed, need, once)
@@ -123,7 +126,7 @@ def _measuring(config: RunConfig, machine: Machine) -> Exchange:
     bits, up = _answer(config, length)
     if size is None:
         return Exchange(length, bits, None, up, None, None, False, None)
-    own = config.measure
+    own = config[MeasureConfig]
     task = replace(scoring(config, "", len(own.named), own.tokens(config)), nodes=True)
     task = replace(task, items=max(1, task.items // config.data.users))  # of one user
     seconds, timed = seconds_of(task, size, machine)

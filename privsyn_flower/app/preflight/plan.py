@@ -16,7 +16,7 @@ from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.app.preflight.data import HUB, left_out, long_texts
 from privsyn_flower.app.preflight.exchange import Exchange, exchange_of, trained
 from privsyn_flower.app.preflight.findings import Finding
-from privsyn_flower.app.preflight.forecast import Stage, forecast, too_large
+from privsyn_flower.app.preflight.forecast import Stage, forecast, memory_needed, too_large
 from privsyn_flower.app.preflight.machine import in_hub_cache
 from privsyn_flower.app.preflight.signal import Signal, signal_of, weak
 from privsyn_flower.app.preflight.sizes import model_files, size_of
@@ -29,6 +29,7 @@ from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import baseline, promised, statement
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.readiness import used_models
+from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.text.preference.launched import launch_command, launch_environment
 from privsyn_flower.text.serving.vllm_server import default_python, max_lora_rank, server_command
 
@@ -53,7 +54,8 @@ class ModelPlan:
 class Plan:
     """Everything about one configuration on one machine.
 
-    promise, signal, exchange: None for a method whose users answer nothing.
+    memory: bytes of weights and optimiser, by key in `[models]`. promise, signal, exchange: None
+    for a method whose users answer nothing.
     """
 
     config: RunConfig
@@ -63,6 +65,7 @@ class Plan:
     exchange: Exchange | None
     models: list[ModelPlan]
     stages: list[Stage]
+    memory: dict[str, int]
     disk: dict[str, int]
     free: int
     findings: list[Finding]
@@ -117,6 +120,7 @@ class Plan:
             "device": self.exchange and asdict(self.exchange),
             "models": [asdict(model) for model in self.models],
             "stages": [asdict(stage) for stage in self.stages],
+            "memory": self.memory,
             "disk": {**self.disk, "free": self.free},
             "machine": asdict(self.machine) | {"summary": self.machine.summary()},
             "findings": [asdict(finding) for finding in self.findings],
@@ -139,7 +143,7 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
     length, _ = trained(config, size_of(config.trained, config)) if config.updates else (None, None)
     signal = signal_of(config, length) if made else None
     exchange = exchange_of(config, machine) if made else None
-    disk = disk_of(config, models, exchange)
+    disk, needed = disk_of(config, models, exchange), memory_needed(config, tasks, machine.device)
     there = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(there).free
     ready = check_ready(config, folder)
@@ -147,12 +151,15 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
         *ready,
         *([] if any(finding.fatal for finding in ready) else left_out(config)),
         *_data(config),
-        *too_large(config, tasks, machine),
+        *too_large(needed, machine),
         *_disk(sum(disk.values()), free),
         *(weak(config, signal, length) if signal else ()),
     ]
     begun, stages = launches(config, machine.device), forecast(config, tasks, machine)
-    return Plan(config, made, machine, signal, exchange, models, stages, disk, free, found, begun)
+    return Plan(
+        config, made, machine, signal, exchange, models, stages,
+        {model: size for model, (size, _) in needed.items()}, disk, free, found, begun,
+    )  # fmt: skip
 
 
 def _model(config: RunConfig, kind: str, name: str) -> ModelPlan:
@@ -188,7 +195,7 @@ def disk_of(
         if recipe.retrieves(config):
             cache += 4 * embedder.dimension * data.public_pool
     if config.uses("popri") and generator is not None:
-        own = config.popri
+        own = config[PopriConfig]
         run += config.rounds * own.epochs * 4 * generator.adapter(own.lora_rank)
         run += config.rounds * recipe.length(config) * data.sample_words * WORD_BYTES
     fetched = sum({model.name: model.download or 0 for model in models}.values())

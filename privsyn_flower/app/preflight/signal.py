@@ -15,6 +15,8 @@ from privsyn_flower.app.preflight.numbers import noise_of
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import promised
+from privsyn_flower.strategies.evaluation.config import MeasureConfig
+from privsyn_flower.strategies.popri.config import PopriConfig
 
 SURE = 1.96  # standard deviations of an interval
 MOST_EPSILON = 64  # times the run's: a larger one is no advice
@@ -108,7 +110,7 @@ def signal_of(config: RunConfig, coordinates: int | None) -> Signal:
     size = recipe_of(config).length(config)
     if kind == "votes":
         return _votes(config, asked, users, noise, size)
-    classes = max(1, len(split_list(config.popri.labels)))
+    classes = max(1, len(split_list(config[PopriConfig].labels)))
     expected = bound * users / math.sqrt(size * classes)
     return Signal(
         "scores", "a response", noise, expected, users,
@@ -127,7 +129,7 @@ def _evaluation(config: RunConfig, users: float, noise: float) -> Signal:
         "less text" if sure else "no figure would have an interval: raise epsilon or users, or "
         "measure fewer models"
     )  # fmt: skip
-    most = config.measure.tokens(config)
+    most = config[MeasureConfig].tokens(config)
     return Signal(
         "evaluation", "users' caps of tokens", noise, users, users,
         f"when every user has {most:,} tokens to predict or more", note,

@@ -33,7 +33,7 @@ from privsyn_flower.app.tracking.public import (
     public_settings,
     public_stage,
 )
-from privsyn_flower.config.schema import TRACKERS
+from privsyn_flower.config.checks import TRACKERS
 from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.python_path import finding_us
 from privsyn_flower.strategies.engine.callbacks import Callback, Row, RunStart
@@ -152,6 +152,9 @@ class Trackers(Callback):
             for name in TRACKERS:
                 notes(self._folder, name).unlink(missing_ok=True)
             told = []
+        elif path.exists() and not path.read_bytes().endswith(b"\n"):  # half a line of a kill
+            with path.open("ab") as file:
+                file.write(b"\n")
         logs = [event["log"] for event in told if "log" in event]
         self._known = {(log["group"], log["part"], log["step"]) for log in logs}
         return any(event.get("end", {}).get("status") in FINISHED for event in told)

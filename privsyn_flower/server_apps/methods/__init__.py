@@ -1,38 +1,22 @@
-"""The table of methods: a name -> its recipe, imported when it is first asked for.
+"""The recipe of a method: `RECIPE` in the file of its name, imported when it is first used.
 
-The only place that knows all names. Whoever needs to know something of a run's method asks the
+A new file is found, and listed nowhere. Whoever needs to know something of a run's method asks its
 recipe (`recipe.py` says what there is to ask).
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from privsyn_flower.config import ConfigError, RunConfig
-
-if TYPE_CHECKING:
-    from privsyn_flower.server_apps.methods.recipe import Recipe
-
-FILES = {  # of this room; each has its recipe under the name RECIPE
-    "pretext": "pretext",
-    "pe": "pe",
-    "popri": "popri",
-    "dp-fedavg": "dp_fedavg",
-    "dp-ftrl": "dp_ftrl",
-    "ctcl": "ctcl",
-    "evaluation": "evaluation",
-    "public-only": "public_only",
-    "expand-only": "expand_only",
-    "expand-private": "expand_private",
-    "dp-prompt": "dp_prompt",
-}
+from privsyn_flower.server_apps.methods.recipe import Recipe
 
 
 def recipe_named(name: str) -> type[Recipe[Any]]:
     """The recipe of the method of this name."""
-    found: type[Recipe[Any]] = import_module(f"{__name__}.{FILES[name]}").RECIPE
-    return found
+    recipe: type[Recipe[Any]] = import_module(f"{__name__}.{name.replace('-', '_')}").RECIPE
+    return recipe
 
 
 def recipe_of(config: RunConfig) -> type[Recipe[Any]]:
@@ -41,8 +25,11 @@ def recipe_of(config: RunConfig) -> type[Recipe[Any]]:
 
 
 def check_controls(config: RunConfig) -> None:
-    """Raises ConfigError for a name in `evaluation.controls` that the method has no control of."""
+    """Raises ConfigError for a name in `evaluation.controls` that the method has no control of, and
+    for a benchmark of a method that has none."""
     known = recipe_of(config).controls
+    if config.benchmark and not recipe_of(config).is_compared():
+        raise ConfigError(f"benchmark = true: method = {config.method!r} has none")
     for name in config.evaluation.controls_named:
         if name not in known:
             raise ConfigError(

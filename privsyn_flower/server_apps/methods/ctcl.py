@@ -36,7 +36,8 @@ from privsyn_flower.server_apps.methods.synthesis import Writing
 from privsyn_flower.server_apps.methods.training import Updating, local_steps
 from privsyn_flower.server_apps.topics import check_generator, topics_of
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
-from privsyn_flower.strategies.ctcl import BOUND, CTCL, ctcl_phases, trainer_of
+from privsyn_flower.strategies.ctcl.config import CtclConfig
+from privsyn_flower.strategies.ctcl.strategy import BOUND, CTCL, ctcl_phases, trainer_of
 from privsyn_flower.strategies.synthesis.topic_counts import proportions, topic_question
 from privsyn_flower.strategies.synthesis.topic_texts import Written
 from privsyn_flower.strategies.synthesis.topic_writing import (
@@ -95,7 +96,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         """The histogram and the rounds. Raises ConfigError for numbers that make no such noise."""
         try:
             return ctcl_phases(
-                config.ctcl,
+                config[CtclConfig],
                 cls.algorithm(config),
                 config.rounds,
                 config.spare_rounds,
@@ -112,12 +113,16 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     @classmethod
     def length(cls, config: RunConfig) -> int:
-        return 1 if config.updates else config.ctcl.topic_count * max(1, len(config.ctcl.classes))
+        return (
+            1
+            if config.updates
+            else config[CtclConfig].topic_count * max(1, len(config[CtclConfig].classes))
+        )
 
     @classmethod
     def candidates(cls, config: RunConfig) -> int:
         """The topics travel with the histogram, and with every round."""
-        return config.ctcl.topic_count if _has_topics(config) else 0
+        return config[CtclConfig].topic_count if _has_topics(config) else 0
 
     @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
@@ -127,20 +132,20 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     @classmethod
     def retrieves(cls, config: RunConfig) -> bool:
         """Topics are clusters of the pool."""
-        return _has_public_topics(config) and config.ctcl.topics == "train"
+        return _has_public_topics(config) and config[CtclConfig].topics == "train"
 
     @classmethod
     def first_texts(cls, config: RunConfig) -> tuple[str, int]:
         if not cls.retrieves(config):
             return "", 0
-        own = config.ctcl  # hdbscan makes as many as it finds
+        own = config[CtclConfig]  # hdbscan makes as many as it finds
         return "ctcl.topic-count", own.topic_count if own.clustering == "k-means" else 1
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:
-        if _has_public_topics(config) and config.ctcl.topics != "train":
+        if _has_public_topics(config) and config[CtclConfig].topics != "train":
             try:
-                load_topics(Path(config.ctcl.topics))
+                load_topics(Path(config[CtclConfig].topics))
             except ValueError as error:
                 yield str(error)
         if not config.expand.samples:
@@ -154,7 +159,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     @classmethod
     def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
         """Where text is resampled, the histogram that is paid for is of the text of one setting."""
-        pool = ["expand"] if config.ctcl.resample_pool else []
+        pool = ["expand"] if config[CtclConfig].resample_pool else []
         trains = config.updates and not released
         return [*pool, *(["evaluation.sequence-length"] if trains else [])]
 
@@ -163,11 +168,11 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         """The topics, the users' texts by topic, their training, and the synthetic texts."""
         tasks = [replace(public_pool(config), stage="public")] if cls.retrieves(config) else []
         if _has_topics(config):
-            stage = "topics" if config.ctcl.histogram else "rounds"
+            stage = "topics" if config[CtclConfig].histogram else "rounds"
             tasks.append(replace(private_texts(config), stage=stage))
         if config.updates:
             tasks.append(local_steps(config))
-        if pool := config.ctcl.resample_pool:
+        if pool := config[CtclConfig].resample_pool:
             tokens = tokens_of(config.data.sample_words)
             tasks.append(embedding("expansion", "texts to draw from", pool, tokens))
         return [*tasks, _generation(config, "expansion", "synthetic texts")]
@@ -182,7 +187,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         with self.run.clock("models"):
             self.start = base_folder(self.models.folder("conditional"))
             check_generator(self.config, self.start)
-            if self.config.ctcl.resample_pool:
+            if self.config[CtclConfig].resample_pool:
                 self.resampling = Resampling(self.config, self.folder, self.models, self._written)
         with self.run.clock("public"):
             self.topics = self._topics() if _has_public_topics(self.config) else None
@@ -193,7 +198,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
         Raises ConfigError for topics of another embedder.
         """
-        own, embedder = self.config.ctcl, self.models.embedder()
+        own, embedder = self.config[CtclConfig], self.models.embedder()
         try:
             if (self.folder.path / TOPICS).is_dir():
                 return load_topics(self.folder.path / TOPICS, embedder.fingerprint)
@@ -213,7 +218,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
             self.topics,
             self.start,
             rounds=config.rounds,
-            config=config.ctcl,
+            config=config[CtclConfig],
             training=config.training,
             ftrl=config.ftrl if config.uses("ftrl") else None,
             sampler=sampler_of(config),
@@ -237,11 +242,11 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         """A few texts by the generator as it is; the run may teach it better ones."""
         config = self.config
         device, topics = config.models.device, strategy.topics
-        try_writing(config.ctcl, config.expand, device, self.start, topics, config.seed)
+        try_writing(config[CtclConfig], config.expand, device, self.start, topics, config.seed)
 
     def prepare(self, strategy: CTCL) -> None:
         """The histogram: one release, which a run that goes on finds in its folder."""
-        if self.config.ctcl.histogram and self.resampling is None:
+        if self.config[CtclConfig].histogram and self.resampling is None:
             self._histogram(strategy)
 
     def _histogram(self, strategy: CTCL) -> None:
@@ -293,7 +298,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     def _written(self, name: str, kept: Kept, target: Path, samples: int) -> Written:
         config = self.config
         return write(
-            config.ctcl,
+            config[CtclConfig],
             config.expand,
             config.models.device,
             kept,
@@ -341,7 +346,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     def _by_topic(self, shares: F64) -> F64:
         """Shares of topics in classes -> of topics (m,)."""
-        summed: F64 = shares.reshape(max(1, len(self.config.ctcl.classes)), -1).sum(axis=0)
+        summed: F64 = shares.reshape(max(1, len(self.config[CtclConfig].classes)), -1).sum(axis=0)
         return summed
 
     # The benchmark -----------------------------------------------------------------------
@@ -389,12 +394,12 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     def _noise_shares(self) -> F64:
         """Of a histogram in which every topic is as popular as another, with the same noise."""
-        if not self.config.ctcl.histogram:
+        if not self.config[CtclConfig].histogram:
             return self.kept.shares
         counts, noise_std = histogram_of(self.folder)
         rng = seeded(self.config.seed, "control", "topics")
         drawn = counts.mean() + rng.normal(0.0, noise_std, len(counts))
-        return proportions(drawn, noise_std, self.config.ctcl.topic_threshold)
+        return proportions(drawn, noise_std, self.config[CtclConfig].topic_threshold)
 
     def feedback(self, strategy: CTCL, private: Private, held_out: F32) -> Feedback:
         if self.topics is None:
@@ -422,17 +427,17 @@ def _texts(path: Path) -> list[LabelledText]:
 
 def _has_topics(config: RunConfig) -> bool:
     """Whether anything is by topic: nothing is of a generator without conditions."""
-    return config.ctcl.by_topic or config.ctcl.histogram
+    return config[CtclConfig].by_topic or config[CtclConfig].histogram
 
 
 def _has_public_topics(config: RunConfig) -> bool:
     """Whether topics are there before the rounds; clusters of the run's own text are not."""
-    return _has_topics(config) and not config.ctcl.resample_pool
+    return _has_topics(config) and not config[CtclConfig].resample_pool
 
 
 def _others(config: RunConfig) -> list[str]:
     """Names in figures of the chosen controls without noise, but for what is the run itself."""
-    own, chosen = config.ctcl, config.evaluation.compares
+    own, chosen = config[CtclConfig], config.evaluation.compares
     both = own.histogram and own.generator_training
     # Clusters of the trained generator's text know the training: no histogram alone has them.
     fitting = {UNTRAINED: True, HISTOGRAM: both and not own.resample_pool, TRAINING: both}
@@ -441,7 +446,7 @@ def _others(config: RunConfig) -> list[str]:
 
 def _generation(config: RunConfig, stage: str, what: str) -> Task:
     """All texts of one set."""
-    items = config.ctcl.resample_pool or config.expand.samples
+    items = config[CtclConfig].resample_pool or config.expand.samples
     return replace(generation(config, stage, what, items), model="conditional")
 
 

@@ -25,7 +25,7 @@ from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.engine.cohort import Cohort
 from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import Session
-from privsyn_flower.strategies.evaluation import Estimate, better, evaluate
+from privsyn_flower.strategies.evaluation.strategy import Estimate, better, evaluate
 
 logger = logging.getLogger("privsyn_flower")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.methods.recipe import sampler_of
 from privsyn_flower.server_apps.methods.training import Training
-from privsyn_flower.strategies.dp_fedavg import DPFedAvg
+from privsyn_flower.strategies.dp_fedavg.strategy import DPFedAvg
 
 
 class DPFedAvgRecipe(Training):

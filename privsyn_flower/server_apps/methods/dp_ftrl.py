@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.methods.training import Training
-from privsyn_flower.strategies.dp_ftrl import DPFTRL
+from privsyn_flower.strategies.dp_ftrl.strategy import DPFTRL
 
 
 class DPFTRLRecipe(Training):

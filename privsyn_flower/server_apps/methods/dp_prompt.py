@@ -20,6 +20,7 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.stages import Task, generation
 from privsyn_flower.server_apps.methods.unasked import Unasked
+from privsyn_flower.strategies.baselines.config import DPPromptConfig
 from privsyn_flower.text.prompts import LabelledText
 
 PROBES = 64  # public texts whose logits give the range to clip to
@@ -35,7 +36,7 @@ class DPPromptRecipe(Unasked):
 
     @classmethod
     def baseline(cls, config: RunConfig, **facts: Any) -> LocalParaphrases:
-        tokens, texts = config.dp_prompt.max_tokens, config.data.samples_per_user
+        tokens, texts = config[DPPromptConfig].max_tokens, config.data.samples_per_user
         return LocalParaphrases(
             each=config.epsilon / (tokens * texts),
             tokens=tokens,
@@ -60,7 +61,7 @@ class DPPromptRecipe(Unasked):
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
         """One paraphrase of every text."""
-        tokens = config.dp_prompt.max_tokens
+        tokens = config[DPPromptConfig].max_tokens
         return [generation(config, "expansion", "paraphrases", cls.texts(config), tokens=tokens)]
 
     @classmethod
@@ -71,7 +72,7 @@ class DPPromptRecipe(Unasked):
                 "method = 'dp-prompt' is simulated, by opening private text: no device here has a "
                 "language model that paraphrases; for comparison only, with benchmark = true"
             )
-        if config.dp_prompt.measured and not config.data.public_validation:
+        if config[DPPromptConfig].measured and not config.data.public_validation:
             yield (
                 "data.public-validation = 0: dp-prompt.logit-low and dp-prompt.logit-high are "
                 "measured on such texts; raise it, or give both"
@@ -92,7 +93,7 @@ class DPPromptRecipe(Unasked):
         """
         from privsyn_flower.text.paraphrase import load_paraphraser
 
-        config, own = self.config, self.config.dp_prompt
+        config, own = self.config, self.config[DPPromptConfig]
         paraphraser = load_paraphraser(
             self.models.folder("generator"),
             max_tokens=own.max_tokens,

@@ -22,7 +22,8 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.curve import figures, gains
 from privsyn_flower.server_apps.methods.recipe import Recipe, sampler_of
 from privsyn_flower.server_apps.methods.stages import Task, scoring, tiny_models
-from privsyn_flower.strategies.evaluation import Caps, evaluate
+from privsyn_flower.strategies.evaluation.config import MeasureConfig
+from privsyn_flower.strategies.evaluation.strategy import Caps, evaluate
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
 from privsyn_flower.text.models.parameters import ParametersError, longest_sequence, read_model
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, same_tokens
@@ -40,7 +41,6 @@ class Evaluation(Recipe[Folders]):
     base: what the nodes have, `models.downstream`. measured: the figures, once they are there.
     """
 
-    controls = ()
     libraries = ("torch", "transformers", "matplotlib")
     length_keys = "measure.models"
     base: Path
@@ -55,11 +55,11 @@ class Evaluation(Recipe[Folders]):
 
     @classmethod
     def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:
-        return "evaluation", {"bound": metrics_bound(max(1, len(config.measure.named)))}
+        return "evaluation", {"bound": metrics_bound(max(1, len(config[MeasureConfig].named)))}
 
     @classmethod
     def length(cls, config: RunConfig) -> int:
-        return 1 + 2 * len(config.measure.named)
+        return 1 + 2 * len(config[MeasureConfig].named)
 
     @classmethod
     def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
@@ -72,11 +72,11 @@ class Evaluation(Recipe[Folders]):
 
     @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
-        return {"downstream"} | config.measure.kinds
+        return {"downstream"} | config[MeasureConfig].kinds
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:
-        if not config.measure.named:
+        if not config[MeasureConfig].named:
             yield (
                 "measure.models is empty: method = 'evaluation' measures 1 to 16 models, as in "
                 "'before=runs/a/model, after=runs/b/model'"
@@ -84,10 +84,10 @@ class Evaluation(Recipe[Folders]):
 
     @classmethod
     def work(cls, config: RunConfig) -> list[Task]:
-        models = len(config.measure.named)
+        models = len(config[MeasureConfig].named)
         return [
             *tiny_models(config, cls.loads(config)),
-            scoring(config, "evaluation", models, config.measure.tokens(config)),
+            scoring(config, "evaluation", models, config[MeasureConfig].tokens(config)),
         ]
 
     # Of a run ----------------------------------------------------------------------------
@@ -103,11 +103,12 @@ class Evaluation(Recipe[Folders]):
     def strategy(self, folder: RunFolder) -> Folders:
         """The models' folders by name, each of which fits the base. Raises ConfigError."""
         return {
-            name: self._checked(name, model) for name, model in self.config.measure.named.items()
+            name: self._checked(name, model)
+            for name, model in self.config[MeasureConfig].named.items()
         }
 
     def _checked(self, name: str, model: str) -> Path:
-        kinds = self.config.measure.kinds
+        kinds = self.config[MeasureConfig].kinds
         try:
             folder = base_folder(self.models.folder(model) if model in kinds else model)
             read_model(folder, self.base)
@@ -130,7 +131,7 @@ class Evaluation(Recipe[Folders]):
 
     def _asked(self, strategy: Folders) -> dict[str, Any]:
         """Every model's figures, and what it is better by than the first."""
-        own = self.config.measure
+        own = self.config[MeasureConfig]
         caps = Caps(
             max_tokens=own.tokens(self.config),
             max_loss=own.max_loss,
@@ -169,9 +170,6 @@ class Evaluation(Recipe[Folders]):
 
     def figures(self, strategy: Folders) -> dict[str, Any]:
         return {MEASURED: self.measured}
-
-    def benchmark(self, strategy: Folders) -> dict[str, Any]:
-        raise ConfigError("benchmark = true: method = 'evaluation' has none")
 
 
 def _check_length(config: RunConfig, base: Path) -> None:

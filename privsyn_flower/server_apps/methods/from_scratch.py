@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.files import build_folder
@@ -26,9 +26,7 @@ from privsyn_flower.server_apps.methods.proximity import (
     filtered,
     own_pool,
 )
-
-if TYPE_CHECKING:
-    from privsyn_flower.server_apps.run import Run
+from privsyn_flower.server_apps.methods.recipe import RunContext
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -54,7 +52,7 @@ def planned(config: RunConfig, start: Path) -> list[str]:
     return [RANDOM, *([NOISE] if config.evaluation.compares("noise") else []), FILTERED]
 
 
-def sets_of(run: Run, start: Path, noise: Path | None) -> dict[str, Rows]:
+def sets_of(run: RunContext, start: Path, noise: Path | None) -> dict[str, Rows]:
     """The texts of each row, those of the start itself among them.
 
     noise: the model that was trained on noise alone; None leaves its row out. What it keeps is in

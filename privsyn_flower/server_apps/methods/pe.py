@@ -11,7 +11,8 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.stages import Task, generation
-from privsyn_flower.strategies.private_evolution import PrivateEvolution
+from privsyn_flower.strategies.pe.config import PeConfig
+from privsyn_flower.strategies.pe.strategy import PrivateEvolution
 from privsyn_flower.text.prompts import InstructionPrompts, LabelledText, generate
 
 
@@ -20,24 +21,26 @@ class PeRecipe(PrETextRecipe):
 
     @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
-        first = {"generator"} if config.pe.initial == "model" else set[str]()
+        first = {"generator"} if config[PeConfig].initial == "model" else set[str]()
         return super().loads(config) | first
 
     @classmethod
     def first_texts(cls, config: RunConfig) -> tuple[str, int]:
-        return ("pe.prompt", 0) if config.pe.initial == "model" else super().first_texts(config)
+        return (
+            ("pe.prompt", 0) if config[PeConfig].initial == "model" else super().first_texts(config)
+        )
 
     @classmethod
     def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
         """The first candidates may be the generator's, too."""
-        first = config.pe.initial == "model" and not released
+        first = config[PeConfig].initial == "model" and not released
         return WRITING if first else super().asks_with(config, released=released)
 
     @classmethod
     def varied(cls, config: RunConfig) -> tuple[int, int]:
         """PE: the survivors, after the last round, too. Aug-PE: L - 1 of each, but after the last
         (`strategies.private_evolution`)."""
-        own = config.pe
+        own = config[PeConfig]
         if own.copies == 1:
             return own.population, config.rounds
         return own.candidates - own.population, config.rounds - 1
@@ -45,12 +48,12 @@ class PeRecipe(PrETextRecipe):
     @classmethod
     def found(cls, config: RunConfig) -> int:
         """The last generation."""
-        return config.pe.population
+        return config[PeConfig].population
 
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
         """And the first candidates, where the generator writes them."""
-        own = config.pe
+        own = config[PeConfig]
         if own.initial == "public":
             return super().writing(config)
         first = generation(config, "models", "the first candidates", own.candidates)
@@ -63,7 +66,7 @@ class PeRecipe(PrETextRecipe):
             embedder=self.models.embedder(),
             infiller=self.models.infiller(),
             rounds=config.rounds,
-            config=config.pe,
+            config=config[PeConfig],
             samples_cap=config.data.samples_per_user,
             seed=config.seed,
             progress=self.run.progress,
@@ -76,7 +79,7 @@ class PeRecipe(PrETextRecipe):
         the users' votes are for these (RANDOM_API; Aug-PE, Algorithm 1, line 2).
         """
         classes = self.config.classes
-        if self.config.pe.initial == "public":
+        if self.config[PeConfig].initial == "public":
             return super().initial()
         path = self.folder.path / "initial.jsonl"
         if not path.exists():
@@ -91,13 +94,15 @@ class PeRecipe(PrETextRecipe):
         """The generator's answers to `pe.prompt`; each class is asked for by itself, so that none
         has fewer than it needs, however many of its texts are usable."""
         config, generator = self.config, self.models.generator()
+        own = config[PeConfig]
         generator.use_adapter(None)
         rng, found = seeded(config.seed, "initial", "texts"), list[LabelledText]()
-        for own in [[name] for name in classes] or [[]]:
+        for named in [[name] for name in classes] or [[]]:
             found += generate(
-                InstructionPrompts(config.pe.prompt, own),
+                InstructionPrompts(own.prompt, named),
                 generator,
-                samples=-(-config.pe.population // max(1, len(classes))) * config.pe.copies,
+                samples=-(-config[PeConfig].population // max(1, len(classes)))
+                * config[PeConfig].copies,
                 rng=rng,
                 min_words=config.expand.min_words,
                 max_words=config.data.sample_words,

@@ -33,7 +33,8 @@ from privsyn_flower.server_apps.methods.stages import (
 )
 from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
 from privsyn_flower.server_apps.selection import CANDIDATES, check_selection, select_round
-from privsyn_flower.strategies.popri import POPri
+from privsyn_flower.strategies.popri.config import PopriConfig
+from privsyn_flower.strategies.popri.strategy import POPri
 from privsyn_flower.strategies.synthesis.checkpoints import Distance
 from privsyn_flower.text.prompts import HEADING, LabelledText
 from privsyn_flower.units import units
@@ -55,26 +56,26 @@ class POPriRecipe(Synthesis[POPri]):
 
     @classmethod
     def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:
-        kind = "votes" if config.popri.score == "nearest" else "scores"
-        return kind, {"bound": config.popri.score_bound}
+        kind = "votes" if config[PopriConfig].score == "nearest" else "scores"
+        return kind, {"bound": config[PopriConfig].score_bound}
 
     @classmethod
     def phases(cls, config: RunConfig) -> list[Phase]:
         """And the choice of a round on the nodes, which costs a user as much as a round."""
         [rounds] = super().phases(config)
-        return [rounds, *evaluation_phases(rounds, int(config.popri.select == "federated"))]
+        return [rounds, *evaluation_phases(rounds, int(config[PopriConfig].select == "federated"))]
 
     @classmethod
     def said(cls, config: RunConfig) -> dict[str, Any]:
-        return {"private_selection": config.popri.checkpoint == "private"}
+        return {"private_selection": config[PopriConfig].checkpoint == "private"}
 
     @classmethod
     def length(cls, config: RunConfig) -> int:
-        return config.popri.prompts * config.popri.responses
+        return config[PopriConfig].prompts * config[PopriConfig].responses
 
     @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
-        selects = {"downstream"} if config.popri.select == "federated" else set()
+        selects = {"downstream"} if config[PopriConfig].select == "federated" else set()
         rival = PrETextRecipe.loads(config) if config.evaluation.rival else set()
         return {"embedder", "generator"} | selects | rival
 
@@ -85,7 +86,7 @@ class POPriRecipe(Synthesis[POPri]):
 
     @classmethod
     def first_texts(cls, config: RunConfig) -> tuple[str, int]:
-        return "popri.examples", config.popri.examples
+        return "popri.examples", config[PopriConfig].examples
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:
@@ -97,13 +98,15 @@ class POPriRecipe(Synthesis[POPri]):
         """Responses are what users score, and its adapters are of one generator."""
         if released:
             return ["models.generator"]
-        selects = ["evaluation", "models.downstream"] if config.popri.select == "federated" else []
+        selects = (
+            ["evaluation", "models.downstream"] if config[PopriConfig].select == "federated" else []
+        )
         return [*WRITING, "models.training-processes", *selects]
 
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
         """Each round's responses, their rows and training; the choices; the synthetic texts."""
-        own, rounds, shown = config.popri, config.rounds, _shown(config)
+        own, rounds, shown = config[PopriConfig], config.rounds, _shown(config)
         asked, tokens = cls.length(config), tokens_of(config.data.sample_words)
         compared = own.select_samples * (own.epochs if own.checkpoint != "last" else 1)
         compared *= own.checkpoint != "last" or own.select == "public"
@@ -143,7 +146,7 @@ class POPriRecipe(Synthesis[POPri]):
     def begin(self) -> POPri:
         with self.run.clock("models"):
             strategy = self.strategy(self.folder)
-            if self.config.popri.select == "federated":
+            if self.config[PopriConfig].select == "federated":
                 check_selection(self.models, self.config)
         return strategy
 
@@ -151,7 +154,7 @@ class POPriRecipe(Synthesis[POPri]):
         from privsyn_flower.text.preference import PreferenceTrainer
         from privsyn_flower.text.preference.tuning import EXPAND_ENDING
 
-        config, popri, public = self.config, self.config.popri, self.models.public
+        config, popri, public = self.config, self.config[PopriConfig], self.models.public
         private_distance = self._private_distance()
         # A list goes on with the next heading; the answer to any other instruction just ends.
         listed = popri.examples > 0 or HEADING in popri.instruction
@@ -194,14 +197,14 @@ class POPriRecipe(Synthesis[POPri]):
 
     def _private_distance(self) -> Distance | None:
         """The paper's choice of checkpoints, by text that epsilon does not cover."""
-        if self.config.popri.checkpoint != "private":
+        if self.config[PopriConfig].checkpoint != "private":
             return None
         logger.warning("popri.checkpoint = 'private': epsilon does not cover the selection")
         return distance_to_development(self.config, self.run.federation(), self.models.embedder())
 
     def evaluate(self, strategy: POPri) -> None:
         """The choice of a round on the nodes, with `popri.select = "federated"`."""
-        if self.config.popri.select != "federated":
+        if self.config[PopriConfig].select != "federated":
             return
         with self.run.clock("rounds"):
             self.selection = select_round(strategy, self.models, self.config, self.run.session)
@@ -217,7 +220,7 @@ class POPriRecipe(Synthesis[POPri]):
         strategy.restore(state)
         if chosen is not None:
             strategy.choose(int(chosen["round"]))
-        elif self.config.popri.select == "federated":
+        elif self.config[PopriConfig].select == "federated":
             strategy.choose(len(strategy.adapters))  # nothing was paid to choose another
         return self.write(strategy, purpose)
 
@@ -263,12 +266,14 @@ class POPriRecipe(Synthesis[POPri]):
         return super().comparison(name, private)
 
     def feedback(self, strategy: POPri, private: Private, held_out: F32) -> Feedback:
-        return response_feedback(self.folder, private, held_out, self.config.popri.rejected_rank)
+        return response_feedback(
+            self.folder, private, held_out, self.config[PopriConfig].rejected_rank
+        )
 
 
 def _shown(config: RunConfig) -> int:
     """Tokens of a prompt: its examples, or the instruction."""
-    own = config.popri
+    own = config[PopriConfig]
     if not own.examples:
         return tokens_of(len(units(own.instruction)))
     return own.examples * (tokens_of(config.data.sample_words) + HEADING_TOKENS)

@@ -32,7 +32,8 @@ from privsyn_flower.server_apps.methods.stages import (
     variations,
 )
 from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
-from privsyn_flower.strategies.pretext import PrEText
+from privsyn_flower.strategies.pretext.config import PreTextConfig
+from privsyn_flower.strategies.pretext.strategy import PrEText
 from privsyn_flower.strategies.synthesis.evolution import Evolution
 from privsyn_flower.text.prompts import LabelledText
 
@@ -100,12 +101,12 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
     def varied(cls, config: RunConfig) -> tuple[int, int]:
         """Texts that are varied after a round, and in how many rounds: every survivor once, but
         after the last."""
-        return config.pretext.population, config.rounds - 1
+        return config[PreTextConfig].population, config.rounds - 1
 
     @classmethod
     def found(cls, config: RunConfig) -> int:
         """Seeds at most: distinct survivors of all rounds."""
-        return config.rounds * config.pretext.population
+        return config.rounds * config[PreTextConfig].population
 
     @classmethod
     def texts(cls, config: RunConfig) -> int:
@@ -147,7 +148,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
             embedder=self.models.embedder(),
             infiller=self.models.infiller(),
             rounds=config.rounds,
-            config=config.pretext,
+            config=config[PreTextConfig],
             samples_cap=config.data.samples_per_user,
             seed=config.seed,
             progress=self.run.progress,
@@ -220,7 +221,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         comparison, never a result."""
         folder = RunFolder(self.folder.path / "rival")
         strategy = self.strategy(folder)
-        noise_std = self.run.session.promise.main.multiplier * self.config.pretext.vote_bound
+        noise_std = self.run.session.promise.main.multiplier * self.config[PreTextConfig].vote_bound
 
         def answers(rnd: int) -> tuple[F64, float]:
             votes = private.answers(strategy.ask(rnd))

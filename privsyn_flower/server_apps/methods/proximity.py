@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from privsyn_flower.app.public.proximity import (
     OtherScores,
@@ -21,15 +21,13 @@ from privsyn_flower.app.public.proximity import (
     shares,
 )
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.config.proximity import ProximityConfig
+from privsyn_flower.config.training import ProximityConfig
 from privsyn_flower.data import Federation
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.methods.recipe import RunContext
 from privsyn_flower.server_apps.public_text import PublicText, candidates
 from privsyn_flower.text.fingerprints import folder_fingerprint
-
-if TYPE_CHECKING:
-    from privsyn_flower.server_apps.run import Run
 
 FILE, SCORES = "proximity.jsonl", "proximity"  # of a run folder: kept texts, and all scores
 SOURCE = "source"  # key of a row, where there is a minority
@@ -59,7 +57,7 @@ def start_of(folder: RunFolder) -> Path | None:
         return None
 
 
-def filtered_pool(run: Run, start: Path, trained: Path) -> dict[str, Any]:
+def filtered_pool(run: RunContext, start: Path, trained: Path) -> dict[str, Any]:
     """The run's part of the summary: `proximity`, with FILE in the run folder; {} if not asked for.
 
     Raises ConfigError for a run without public text.

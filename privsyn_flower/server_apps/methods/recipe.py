@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
-from privsyn_flower.config import RunConfig
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.data import Federation
+from privsyn_flower.evaluation.work import Work
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.promise import ROUNDS, Phase
-from privsyn_flower.runs import RunFolder
+from privsyn_flower.progress import ProgressLog
+from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.methods.stages import Task
+from privsyn_flower.server_apps.models import Models
+from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.strategies.engine.cohort import Cohort
-
-if TYPE_CHECKING:
-    from privsyn_flower.server_apps.models import Models
-    from privsyn_flower.server_apps.run import Run
+from privsyn_flower.strategies.engine.session import Session
 
 S = TypeVar("S")  # a Strategy, but for methods without rounds
 
-NOISE = "noise"  # the control that every method has, besides random public text
+NOISE = "noise"  # the control that every method with a benchmark has, besides random public text
 
 
 def sampler_of(config: RunConfig) -> Sampler:
@@ -29,16 +30,46 @@ def sampler_of(config: RunConfig) -> Sampler:
     return Sampler(config.sampler, config.sampling_rate, config.cohort_nodes)
 
 
+class RunContext(Protocol):
+    """What a recipe has of its run (`server_apps.run.Run`).
+
+    clock: `with clock(STAGE):` measures it. caption: what stands above the run's pictures. asks:
+    whether the users are sent any query; `session` raises ConfigError where they are not.
+    """
+
+    config: RunConfig
+    folder: RunFolder
+    progress: ProgressLog
+    clock: StageClock
+    public: PublicText
+    asks: bool
+
+    @property
+    def session(self) -> Session:
+        """Of a run that sends queries."""
+
+    @property
+    def caption(self) -> str:
+        """What stands above the run's pictures."""
+
+    def federation(self) -> Federation:
+        """The simulated one."""
+
+    def work(self) -> Work:
+        """What the benchmark of this run has finished."""
+
+
 class Recipe(ABC, Generic[S]):
     """One method around its rounds: first what a configuration says, then the stages of a run.
 
-    controls: names for `evaluation.controls`. libraries: modules that the method needs besides
-    those of its models. length_keys: the keys that `length` comes of. keeps_generator: a finished
-    run has one in its model/ that writes (`strategies.synthesis.topic_writing`). rewrites: text is
-    written anew of what was released (`rewritten`).
+    controls: names for `evaluation.controls`, of a method with a benchmark. libraries: modules that
+    the method needs besides those of its models. length_keys: the keys that `length` comes of.
+    keeps_generator: a finished run has one in its model/ that writes
+    (`strategies.synthesis.topic_writing`). rewrites: text is written anew of what was released
+    (`rewritten`).
     """
 
-    controls: ClassVar[tuple[str, ...]] = (NOISE, RANDOM_PUBLIC)
+    controls: ClassVar[tuple[str, ...]] = ()
     libraries: ClassVar[tuple[str, ...]] = ()
     length_keys: ClassVar[str] = ""
     keeps_generator: ClassVar[bool] = False
@@ -118,7 +149,7 @@ class Recipe(ABC, Generic[S]):
 
     # Of a run, in their order ------------------------------------------------------------
 
-    def __init__(self, run: Run, models: Models) -> None:
+    def __init__(self, run: RunContext, models: Models) -> None:
         self.run, self.models = run, models
         self.config, self.folder = run.config, run.folder
 
@@ -126,12 +157,13 @@ class Recipe(ABC, Generic[S]):
     def strategy(self, folder: RunFolder) -> S:
         """The algorithm before its first round, with its files in `folder`."""
 
-    @abstractmethod
     def begin(self) -> S:
         """Stages `models` and `public`: the run's strategy, and all that it needs.
 
         Raises ConfigError for what the rounds would only stumble over.
         """
+        with self.run.clock("models"):
+            return self.strategy(self.folder)
 
     def ready(self, strategy: S) -> None:
         """Before the first question: use what is needed after it once, on public text. Raises what
@@ -163,6 +195,12 @@ class Recipe(ABC, Generic[S]):
         """The method's own part of the summary."""
         return {}
 
-    @abstractmethod
     def benchmark(self, strategy: S) -> dict[str, Any]:
-        """Controls, figures and pictures of the result; simulation only, not covered by epsilon."""
+        """Controls, figures and pictures of the result; simulation only, not covered by epsilon.
+        Raises ConfigError for a method that is compared with nothing."""
+        raise ConfigError(f"benchmark = true: method = {self.config.method!r} has none")
+
+    @classmethod
+    def is_compared(cls) -> bool:
+        """Whether the method has a benchmark."""
+        return cls.benchmark is not Recipe.benchmark

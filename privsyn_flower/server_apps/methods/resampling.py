@@ -14,6 +14,7 @@ from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.topics import clusters_of
+from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.synthesis.topic_counts import NoTopicLeft, resampled
 from privsyn_flower.strategies.synthesis.topic_texts import Written
 from privsyn_flower.strategies.synthesis.topic_writing import TOPICS, Kept, keep_topics
@@ -45,7 +46,7 @@ class Resampling:
         """What NAME.jsonl is drawn from, NAME-pool.jsonl, written unless it is there."""
         target = self.folder.path / f"{name}-pool.jsonl"
         if not target.exists():
-            self.write(name, as_it_comes(model), target, self.config.ctcl.resample_pool)
+            self.write(name, as_it_comes(model), target, self.config[CtclConfig].resample_pool)
         return [row["text"] for row in read_jsonl(target)]
 
     def clusters(self, pool: list[str]) -> TopicModel:

@@ -15,7 +15,7 @@ import numpy as np
 
 from privsyn_flower.app.benchmark.benchmark import run_benchmark
 from privsyn_flower.app.benchmark.feedback import Feedback
-from privsyn_flower.app.benchmark.names import METHODS, steps_of
+from privsyn_flower.app.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
 from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.app.report.reading import first_texts
@@ -45,6 +45,7 @@ S = TypeVar("S", bound=SynthesisStrategy)
 class Writing(Recipe[T]):
     """A method whose result is `synthetic.jsonl`."""
 
+    controls: ClassVar[tuple[str, ...]] = (NOISE, RANDOM_PUBLIC)
     synthetic: list[LabelledText]
 
     @abstractmethod
@@ -91,10 +92,6 @@ class Writing(Recipe[T]):
     def compared_work(cls, config: RunConfig) -> list[Task]:
         """Of the benchmark's other texts, a stage for each."""
         return []
-
-    def begin(self) -> T:
-        with self.run.clock("models"):
-            return self.strategy(self.folder)
 
     def result(self, strategy: T) -> int:
         with self.run.clock("expansion"):

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ from privsyn_flower.server_apps.methods.proximity import (
     own_pool,
     remember_start,
 )
-from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
+from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe, RunContext
 from privsyn_flower.server_apps.methods.stages import (
     Task,
     choosing,
@@ -54,20 +54,17 @@ from privsyn_flower.server_apps.methods.stages import (
     start_tuning,
     tiny_models,
 )
+from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.cohort import Cohort
 from privsyn_flower.strategies.engine.rounds import NoRelease
-from privsyn_flower.strategies.evaluation import evaluate
+from privsyn_flower.strategies.evaluation.strategy import evaluate
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
 from privsyn_flower.text.models.parameters import longest_sequence, pack_parameters
 from privsyn_flower.training import LocalTraining
-
-if TYPE_CHECKING:
-    from privsyn_flower.server_apps.models import Models
-    from privsyn_flower.server_apps.run import Run
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -94,6 +91,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
     figures of the public text that it keeps, if asked for.
     """
 
+    controls = (NOISE, RANDOM_PUBLIC)
     downstream: Path
     start: Path
     model: Path
@@ -151,7 +149,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
         after = [*choosing(config), *lstms_anew(config)]
         return [*known, *start, local_steps(config), *measured, *after, *compared]
 
-    def __init__(self, run: Run, models: Models) -> None:
+    def __init__(self, run: RunContext, models: Models) -> None:
         super().__init__(run, models)
         self.options = _options(self.config)
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from privsyn_flower.arrays import F64, Ints
-from privsyn_flower.config import PreTextConfig, split_list
+from privsyn_flower.config import EvolutionConfig, split_list
 from privsyn_flower.data import LabelledText, label_of
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.question import Query
@@ -21,7 +21,7 @@ from privsyn_flower.strategies.engine.rounds import NothingSurvived
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.protocols import Embedder, Infiller
 
-C = TypeVar("C", bound=PreTextConfig)
+C = TypeVar("C", bound=EvolutionConfig)
 
 Voted = tuple[str, str]  # a text and its class, "" without classes
 

@@ -1,0 +1,1 @@
+"""Methods to compare with, which send users no query."""

@@ -1,0 +1,1 @@
+"""Given models, measured on the users' text."""
