@@ -14,7 +14,7 @@ from privsyn_flower.telemetry import NO_TELEMETRY
 os.environ.update(NO_TELEMETRY)  # before any library that would report
 
 _HOMES = {  # package -> its names
-    "strategies": "CTCL DPFTRL DPFedAvg NothingLearned POPri PldAccountant "
+    "strategies": "CTCL Callback DPFTRL DPFedAvg NothingLearned POPri PldAccountant "
     "PrEText PrivateEvaluation PrivateEvolution SynthesisStrategy",
     "client_apps": "private_evaluation private_training",
     "protocol": "Query",

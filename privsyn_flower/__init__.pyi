@@ -12,6 +12,7 @@ from privsyn_flower.privacy import calibrate as calibrate
 from privsyn_flower.protocol import Query as Query
 from privsyn_flower.strategies import CTCL as CTCL
 from privsyn_flower.strategies import DPFTRL as DPFTRL
+from privsyn_flower.strategies import Callback as Callback
 from privsyn_flower.strategies import DPFedAvg as DPFedAvg
 from privsyn_flower.strategies import NothingLearned as NothingLearned
 from privsyn_flower.strategies import PldAccountant as PldAccountant

@@ -10,7 +10,6 @@ import shlex
 import socket
 import sys
 import tomllib
-import types
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +59,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 DOCS = ROOT / "docs"
 FIGURES, PROOFS = DOCS / "results", DOCS / "proofs"
 EVERY = [*PAGES, *sorted([*FIGURES.glob("*.md"), *PROOFS.glob("*.md")])]
+QUICKSTART = ROOT / "examples" / "quickstart-pretext"
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -163,11 +163,9 @@ NEEDS = {
 # compared with the code below.
 TYPED = {
     "CONTRIBUTING.md": "the Makefile's targets are compared with it below",
-    "README.md": "`make run` is minutes; the app's are tests/end_to_end/test_snippets.py's",
+    "README.md": "`pip`, and what tests/end_to_end/test_examples.py runs",
     "audit.md": "minutes of trials",
     "deployment.md": "other machines, other accounts and certificates",
-    "dropin.md": "tests/end_to_end/test_dropin.py types its own",
-    "extending.md": "tests/end_to_end/test_new_method.py does",
     "generators.md": "GPUs and model servers",
     "methods.md": "runs of the papers' sizes, data of a hub",
     "performance.md": "benchmarks of minutes",
@@ -206,7 +204,7 @@ def test_python_blocks_run_as_printed(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In their order, in an empty home, without a network. What they make of an app is tried under
-    Flower elsewhere (tests/end_to_end/test_snippets.py says where)."""
+    Flower elsewhere (tests/end_to_end/test_snippets.py and test_examples.py)."""
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("a block asks the network")
@@ -221,6 +219,8 @@ def test_python_blocks_run_as_printed(
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(QUICKSTART)  # the front page shows its server
+    monkeypatch.delitem(sys.modules, "texts", raising=False)
     for number, code in enumerate(PYTHON[page.name], start=1):
         name, space = f"{page.name}:{number}", dict[str, Any]()
         if not needed(code):
@@ -229,7 +229,7 @@ def test_python_blocks_run_as_printed(
         for node in ast.parse(code).body:  # its imports are there at least
             if isinstance(node, ast.Import | ast.ImportFrom):
                 exec(compile(ast.Module([node], []), name, "exec"), space)
-    for name in files:
+    for name in (*files, "texts"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -237,12 +237,6 @@ def test_what_does_not_run_here_are_four_blocks_at_most() -> None:
     every = [code for codes in PYTHON.values() for code in codes]
     assert all(any(sign in code for code in every) for sign in NEEDS)
     assert sum(bool(needed(code)) for code in every) <= 4
-
-
-def test_the_first_page_shows_lines_of_the_drop_in_example() -> None:
-    shown = [line for _, code in blocks("diff")[:2] for line in code.splitlines()]
-    page = text_of(DOCS / "dropin.md")
-    assert len(shown) > 6 and [line for line in shown if f"\n{line}\n" not in page] == []
 
 
 def test_the_node_of_your_own_answers(
@@ -262,11 +256,9 @@ def test_the_query_of_your_own_runs_under_secure_aggregation(
 ) -> None:
     page: dict[str, Any] = {}
     monkeypatch.setattr(shipped, "app", ClientApp())  # the page adds a handler to it
-    monkeypatch.setitem(sys.modules, "favourites", types.ModuleType("favourites"))
-    for name, code in blocks("python"):
-        if name.startswith("extending.md") and ("class Topics" in code or "avourites" in code):
-            exec(compile(code, name, "exec"), page)
-            sys.modules["favourites"].__dict__.update(page)
+    code = next(code for code in PYTHON["extending.md"] if "FAVOURITES = " in code)
+    for shown in (code, text_of(ROOT / "examples" / "new-method" / "topics.py")):
+        exec(compile(shown, "extending.md", "exec"), page)
 
     class Favourites(page["Topics"]):  # type: ignore[misc]
         def ask(self, rnd: int) -> Query:
@@ -410,16 +402,15 @@ def test_every_paper_configuration_has_its_command() -> None:
         assert re.findall(r"\| `privsyn run (\S+)` \|$", row) == target, row
 
 
-def test_the_page_has_every_handler_of_the_client_app() -> None:
+def test_the_handlers_of_the_example_are_those_of_the_client_app() -> None:
     route = r'^@app\.(query\("[\w-]+"|train\()\)\ndef (\w+)'
     ours = text_of(ROOT / "privsyn_flower" / "client_apps" / "main.py")
-    pages = [code for name, code in blocks("python") if name.startswith("extending.md")]
-    page = next(code for code in pages if "privsyn.hello" in code)
-    expected = re.findall(route, ours, re.MULTILINE)
-    assert re.findall(route, page, re.MULTILINE) == expected
-    assert ("train(", "update") in expected
-    for _, name in expected:
-        assert f"privsyn.{name}(message, context)" in page
+    example = text_of(ROOT / "examples" / "new-method" / "client_app.py")
+    found = re.findall(route, example, re.MULTILINE)
+    assert set(found) <= set(re.findall(route, ours, re.MULTILINE))
+    assert [name for _, name in found] == ["hello", "votes"]
+    for _, name in found:
+        assert f"privsyn.{name}(message, context)" in example
 
 
 def test_every_kind_of_question_has_its_claim() -> None:

@@ -12,16 +12,17 @@ from tests.test_docs import DOCS, FENCE, ROOT, blocks, text_of
 
 
 def test_the_front_page_is_one_that_a_newcomer_finishes() -> None:
-    """The app is on it whole: tests/end_to_end/test_snippets.py runs it as printed."""
-    assert len(text_of(ROOT / "README.md").splitlines()) <= 285
+    """Its app is examples/quickstart-pretext: tests/end_to_end/test_examples.py runs it."""
+    page = text_of(ROOT / "README.md")
+    assert len(page.splitlines()) <= 160 and len(page.split()) <= 1100
+    first = " ".join(page.splitlines()[:10])
+    assert "federat" in first.lower() or "Flower" in first
+    assert "pip install" in page.partition("\n## Install and run\n")[2][:80]
 
-    def lengths(kind: str) -> list[int]:
-        shown = [code for name, code in blocks(kind) if name.startswith("README")]
-        return [len([line for line in code.splitlines() if line]) for code in shown]
 
-    server, texts = lengths("python")
-    assert server <= 18 and texts <= 14 and sum(lengths("diff")) <= 9
-    assert lengths("toml") == [18, 10]
+def test_the_pages_that_examples_shortened_stay_short() -> None:
+    words = [len(text_of(DOCS / name).split()) for name in ("dropin.md", "extending.md")]
+    assert sum(words) <= 2600
 
 
 def test_every_page_has_its_place_on_the_site() -> None:
@@ -40,8 +41,8 @@ def test_the_site_has_every_package_that_pages_import_from() -> None:
     assert len(packages) > 5 and packages <= set(listed)
 
 
-def test_the_rooms_of_the_front_page_are_those_of_the_package() -> None:
-    layout = text_of(ROOT / "README.md").partition("\n## Layout\n")[2].partition("\n```\n")[0]
+def test_the_packages_of_the_layout_are_those_there_are() -> None:
+    layout = text_of(ROOT / "CONTRIBUTING.md").partition("\n## Layout\n")[2].partition("\n```\n")[0]
     listed = set(re.findall(r"^  (\w+)/ ", layout, re.MULTILINE))
     assert listed == {path.parent.name for path in (ROOT / "privsyn_flower").glob("*/__init__.py")}
 

@@ -10,14 +10,23 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 import privsyn_flower
 from privsyn_flower.config import Section
-from tests.test_docs import DOCS, ROOT, text_of
+from tests.test_docs import DOCS, ROOT, blocks, text_of
 
 PUBLIC = [name for name in privsyn_flower.__all__ if name != "__version__"]
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+
+# Imports from deeper than one level below the root, and why a page shows them.
+DEEPER = {
+    "privsyn_flower.app.public.asking": "the application's own, for public text",
+    "privsyn_flower.app.tracking": "the application's own, for trackers",
+    "privsyn_flower.app.local.simulation": "a notebook simulates in its own process",
+}
 
 
 def loaded(statement: str) -> set[str]:
@@ -103,3 +112,39 @@ def test_every_public_docstring_says_arguments_and_errors(name: str) -> None:
     for method, function in value.__dict__.items():
         if inspect.isfunction(function) and not method.startswith("_"):
             assert inspect.getdoc(function), f"{name}.{method} has no docstring"
+
+
+def imports_of(code: str) -> Iterator[tuple[str, list[str]]]:
+    """(module, names) of the package that code imports."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("privsyn_flower"):
+            yield str(node.module), [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            yield from ((a.name, []) for a in node.names if a.name.startswith("privsyn_flower"))
+
+
+def shown() -> Iterator[tuple[str, str]]:
+    """(where, code) of all Python that a reader is shown: pages, examples, notebooks."""
+    yield from blocks("python")
+    for path in EXAMPLES:
+        yield path.relative_to(ROOT).as_posix(), text_of(path)
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(text_of(path))["cells"]
+        for number, cell in enumerate(cells):
+            if cell["cell_type"] == "code":
+                lines = [line for line in cell["source"] if line[0] not in "!%"]
+                yield f"{path.name}:{number}", "".join(lines)
+
+
+def test_documentation_imports_from_the_root_or_one_level_below() -> None:
+    used = set()
+    for where, code in shown():
+        for module, names in imports_of(code):
+            used.add(module)
+            assert module.count(".") <= 1 or module in DEEPER, f"{where}: {module}"
+            found = importlib.import_module(module)
+            if module.count(".") == 1 and not module.startswith("privsyn_flower.app"):
+                exported = {*found.__all__, "main"}  # client_apps.main: the shipped handlers
+                assert set(names) <= exported, f"{where}: {module} exports no {names}"
+                assert not set(names) & set(PUBLIC), f"{where}: {names} are in the root"
+    assert used >= set(DEEPER) | {"privsyn_flower"}

@@ -28,7 +28,7 @@ from privsyn_flower.config.section import (
 from privsyn_flower.config.training import FtrlConfig, ProximityConfig, TrainingConfig
 
 SYNTHETIC, TRAINING = "synthetic text", "training"
-MEASURING, BASELINE = "given models measured", "baselines that ask nobody"
+MEASURING, BASELINE = "given models measured", "baselines without queries"
 KINDS = (SYNTHETIC, TRAINING, MEASURING, BASELINE)
 SAMPLES = 2000  # what expand.samples = -1 stands for where a generator can write them
 
@@ -132,7 +132,8 @@ class CommonConfig(Section):
         "first-use", description="declared: what nodes check each other's keys against"
     )
     sampler: Literal["full", "poisson", "fixed"] = Field(
-        "full", description="who takes part in a round: all, by nodes' own coins, or a draw"
+        "full",
+        description="who takes part in a round: all, users sampled by their nodes, or a draw",
     )
     sampling_rate: float = Field(
         1.0,
@@ -162,8 +163,8 @@ class CommonConfig(Section):
     simulation_seeded_noise: bool = Field(False, description="tests only: noise from the seed")
     benchmark: bool = Field(False, description="simulation only: figures on held-out users")
     trackers: str = Field(
-        "", description="what else is told of rounds and stages: tensorboard, mlflow, wandb, or a "
-        "list of them; public numbers only"
+        "", description="trackers of rounds and stages: tensorboard, mlflow, wandb, or a list of "
+        "them; they get public numbers only"
     )  # fmt: skip
     run_folder: str = Field("", description="absolute path; empty: under the cache folder")
     cache: str = Field(

@@ -61,16 +61,7 @@ def texts_of(users: Mapping[str, Iterable[Sample]]) -> dict[str, list[str]]:
 
 
 def load_users(
-    path: str | Path,
-    *,
-    user_column: str = "user_id",
-    text_column: str = "text",
-    label_column: str = "",
-    date_column: str = "",
-    date_from: str = "",
-    date_to: str = "",
-    samples_cap: int = 0,
-    strict: bool = True,
+    path: str | Path, *, samples_cap: int = 0, strict: bool = True, **columns: str
 ) -> dict[str, list[str]]:
     """user_id -> texts, both in file order (PRIVATE on a device).
 
@@ -79,16 +70,36 @@ def load_users(
     without any text stays, with an empty list, because the node stands for that user too. What
     was skipped is counted in the logger `privsyn_flower.node`, which goes nowhere by itself.
     strict: False on a node, where the column of labels or dates may be missing: else one user's
-    row would decide whether anybody's text is read.
+    row would decide whether anybody's text is read. columns: user_column, text_column and so on,
+    as of `file_columns`.
     Raises DataError for a missing column or unknown format, OSError for an unreadable file.
     """
-    columns = Columns(user_column, text_column, label_column, date_column, date_from, date_to)
-    samples = collect(path, columns, samples_cap, strict=strict)
+    samples = load_samples(path, samples_cap=samples_cap, strict=strict, **columns)
     return {user: [sample.text for sample in own] for user, own in samples.items()}
 
 
 def load_samples(
-    path: str | Path,
+    path: str | Path, *, samples_cap: int = 0, strict: bool = True, **columns: str
+) -> dict[str, list[Sample]]:
+    """As `load_users`, with each text's label and date."""
+    where, chosen = Path(path), file_columns(**columns)
+    return collect_rows(rows_of(where, chosen), chosen, samples_cap, where.name, strict=strict)
+
+
+def check_file(path: str | Path, **columns: str) -> list[Finding]:
+    """What loading `path` would skip or repair, by line; for the owner of the file.
+
+    columns: as of `load_users`. Findings hold no text and no user id. Raises OSError for an
+    unreadable file.
+    """
+    findings: list[Finding] = []
+    examine(
+        Path(path), file_columns(**columns), lambda *finding: findings.append(Finding(*finding))
+    )
+    return sorted(findings, key=lambda finding: finding.line)
+
+
+def file_columns(
     *,
     user_column: str = "user_id",
     text_column: str = "text",
@@ -96,30 +107,9 @@ def load_samples(
     date_column: str = "",
     date_from: str = "",
     date_to: str = "",
-    samples_cap: int = 0,
-    strict: bool = True,
-) -> dict[str, list[Sample]]:
-    """As `load_users`, with each text's label and date."""
-    columns = Columns(user_column, text_column, label_column, date_column, date_from, date_to)
-    return collect(path, columns, samples_cap, strict=strict)
-
-
-def check_file(
-    path: str | Path,
-    *,
-    user_column: str = "user_id",
-    text_column: str = "text",
-    label_column: str = "",
-    date_column: str = "",
-) -> list[Finding]:
-    """What loading `path` would skip or repair, by line; for the owner of the file.
-
-    Findings hold no text and no user id. Raises OSError for an unreadable file.
-    """
-    findings: list[Finding] = []
-    columns = Columns(user_column, text_column, label_column, date_column)
-    examine(Path(path), columns, lambda *finding: findings.append(Finding(*finding)))
-    return sorted(findings, key=lambda finding: finding.line)
+) -> Columns:
+    """Columns by the names of the configuration's keys. Raises DataError for a bad window."""
+    return Columns(user_column, text_column, label_column, date_column, date_from, date_to)
 
 
 def examine(path: Path, columns: Columns, report: Report) -> tuple[SampleStore, RowCollector]:
@@ -127,7 +117,7 @@ def examine(path: Path, columns: Columns, report: Report) -> tuple[SampleStore, 
     held = SampleStore(report)
     gathered = RowCollector(columns, report, held)
     try:
-        gathered.add_all(_rows_of(path, columns, report), path.name, private=False)
+        gathered.add_all(rows_of(path, columns)(report), path.name, private=False)
     except DataError as error:
         gathered.error = str(error)
         report(0, str(error), RENAME if isinstance(error, MissingColumn) else "correct the file")
@@ -140,32 +130,15 @@ def examine(path: Path, columns: Columns, report: Report) -> tuple[SampleStore, 
     return held, gathered
 
 
-def collect(
-    path: str | Path,
-    columns: Columns,
-    cap: int = 0,
-    *,
-    strict: bool = False,
-    tell: Tell | None = None,
-) -> dict[str, list[Sample]]:
-    """The samples of a file by user; oddities are summed up in the local log.
-
-    strict: a column of labels or dates that no row has is a DataError. On a node it must not be:
-    there one user's row would decide whether anybody's text is read. tell: as `collect_rows` has.
-    """
-    where = Path(path)
-    return collect_rows(rows_of(where, columns), columns, cap, where.name, strict=strict, tell=tell)
-
-
 def rows_of(path: Path, columns: Columns) -> Rows:
-    """The rows of a file, for `collect_rows`."""
-    return lambda report: _rows_of(path, columns, report)
+    """The rows of a file, when they are asked for."""
 
+    def rows(report: Report) -> Iterable[Row]:
+        if path.suffix.lower() == ".parquet":  # its other columns are not even decoded
+            columns.require(column_names(path), path.name)
+        return read_rows(path, report, columns.named().values())
 
-def _rows_of(path: Path, columns: Columns, report: Report) -> Iterable[Row]:
-    if path.suffix.lower() == ".parquet":  # its other columns are not even decoded
-        columns.require(column_names(path), path.name)
-    return read_rows(path, report, columns.named().values())
+    return rows
 
 
 def collect_rows(
@@ -178,10 +151,11 @@ def collect_rows(
     private: bool = True,
     tell: Tell | None = None,
 ) -> dict[str, list[Sample]]:
-    """As `collect`, for rows of any source: `rows(report)` iterates over (line, row).
+    """Samples by user of any source: `rows(report)` iterates over (line, row).
 
-    private: refuse what public text may have, see `RowCollector.add_all`. tell: gets what was
-    skipped, in a sentence, PRIVATE unless the text is public.
+    Oddities are summed up in the local log. strict: a column of labels or dates that no row has is
+    a DataError. private: refuse what public text may have, see `RowCollector.add_all`. tell: gets
+    what was skipped, in a sentence, PRIVATE unless the text is public.
     """
     if cap < 0:
         raise DataError(f"samples-cap = {cap} must be at least 0 (0 keeps all)")

@@ -80,23 +80,14 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], most: int) -> list[list[i
 def encode_pairs(
     tokenizer: Any, pairs: Sequence[Pair], length: int, max_source: int = MAX_SOURCE
 ) -> list[tuple[list[int], int]]:
-    """(ids, leading) of each pair for a causal model, as `encode_pair`, tokenised together."""
-    first = encode_prompts(tokenizer, [prompt(pair.condition) for pair in pairs], max_source)
-    second = encode_texts(tokenizer, [pair.text for pair in pairs], length)
-    return [(one + two, len(one)) for one, two in zip(first, second, strict=True)]
-
-
-def encode_pair(
-    tokenizer: Any, prompt: str, text: str, length: int, max_source: int = MAX_SOURCE
-) -> tuple[list[int], int]:
-    """(ids, leading) for a causal model: the prompt's ids, then the text's.
+    """(ids, leading) of each pair for a causal model: the prompt's ids, then the text's.
 
     length: most tokens of the text with its end; max_source: of the prompt (CTCL's code: 512 and
     128), so a row has at most their sum. leading: of the first tokens, which carry no loss.
     """
-    (first,) = encode_prompts(tokenizer, [prompt], max_source)
-    (second,) = encode_texts(tokenizer, [text], length)
-    return first + second, len(first)
+    first = encode_prompts(tokenizer, [prompt(pair.condition) for pair in pairs], max_source)
+    second = encode_texts(tokenizer, [pair.text for pair in pairs], length)
+    return [(one + two, len(one)) for one, two in zip(first, second, strict=True)]
 
 
 def end_of_text(tokenizer: Any) -> int:

@@ -2,7 +2,7 @@
 
 For any causal or encoder-decoder model: BART in the paper, on 430 million pairs. The loss is that
 of the texts' tokens. transformers' Trainer does it, on one device and with checkpoints; this module
-loads it, and is imported when a training starts.
+loads it, and is imported when training starts.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def train_on_pairs(
     """Write into the new folder `target` the model trained on public pairs: a models.conditional.
 
     model: folder or hub name. Checkpoints are kept beside `target`: called again with the same
-    arguments, a training that was stopped goes on. Returns, as training.json does, the steps and
+    arguments, a run that was stopped goes on. Returns, as training.json does, the steps and
     the loss on the pairs held out before and after, in nats a token as the mean over texts (None
     without any). Raises ModelUnavailableError, and ValueError for too few pairs.
     """

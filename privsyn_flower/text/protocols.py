@@ -129,7 +129,7 @@ class Answering(Protocol):
 
 @dataclass(frozen=True)
 class Trained:
-    """One epoch of a training: its adapter (a PEFT folder) and public numbers about it."""
+    """One epoch of a training run: its adapter (a PEFT folder) and public numbers about it."""
 
     adapter: Path
     metrics: dict[str, float]

@@ -35,8 +35,8 @@ class Untrained(Protocol):
     """A trainer that can say, before there is anything to train on, whether it could."""
 
     def untrained(self, target: Path) -> None:
-        """Write the adapter of a training of no steps to the folder `target`. Raises what a
-        training would raise for its model, its device or its libraries."""
+        """Write the adapter of a training run of no steps to the folder `target`. Raises what a
+        run would raise for its model, its device or its libraries."""
 
 
 def try_prompts(

@@ -24,8 +24,7 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import CTCL
 from privsyn_flower.strategies.ctcl.strategy import TOPICS, ctcl_phases, trainer_of
 from privsyn_flower.strategies.engine.aggregation import PlainSum
-from privsyn_flower.strategies.engine.one_question import OneQuestion
-from privsyn_flower.strategies.engine.rounds import NoRelease
+from privsyn_flower.strategies.engine.rounds import NoRelease, OneQuestion
 from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.topics import TopicModel

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from privsyn_flower.app.cli.display import result_table
-from privsyn_flower.app.report.checklist import checklist
-from privsyn_flower.app.report.four_lines import claim_lines
+from privsyn_flower.app.report.forms import checklist, claim_lines
 from privsyn_flower.app.report.reading import read_run
 from privsyn_flower.app.report.summaries import read_named
 from privsyn_flower.app.report.tables import report

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsyn_flower.strategies.synthesis.resampling import resampled
-from privsyn_flower.strategies.synthesis.topic_counts import NoTopicLeft, largest_remainder
+from privsyn_flower.strategies.synthesis.topic_counts import (
+    NoTopicLeft,
+    largest_remainder,
+    resampled,
+)
 
 
 @given(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Message
 
-from privsyn_flower import text
 from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
@@ -20,7 +18,7 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies import SynthesisStrategy
 from privsyn_flower.strategies.engine.aggregation import PlainSum
-from privsyn_flower.text import load_embedder, preference
+from privsyn_flower.text import load_embedder
 from tests.conftest import sentences
 from tests.strategies.test_popri import (
     EMBEDDER,
@@ -34,9 +32,7 @@ from tests.strategies.test_popri import (
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 
-def test_the_foreign_server_app_on_the_page_runs(
-    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_strategy_on_the_page_runs(tmp_path: Path, loopback: Any) -> None:
     code = next(
         c for c in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "POPri" in c
     )
@@ -47,27 +43,30 @@ def test_the_foreign_server_app_on_the_page_runs(
         return generators[-1]
 
     # Small stand-ins for the models; everything else is as on the page.
-    monkeypatch.setattr(text, "HuggingFaceGenerator", generator)
-    monkeypatch.setattr(text, "load_embedder", lambda name: load_embedder(EMBEDDER, "cpu"))
-    monkeypatch.setattr(preference, "PreferenceTrainer", lambda model, **_: ToyTrainer())
-    monkeypatch.setenv("HOME", str(tmp_path))
-    home = tmp_path / "first-privsyn"
-    home.mkdir()
-    public = [*sentences(200, 3, PRIVATE_WORDS), *sentences(100, 0)]
-    (home / "public.txt").write_text("\n".join(public), "utf-8")
     page: dict[str, Any] = {}
     exec(compile(code, str(PAGE), "exec"), page)
-    grid = federation(tmp_path, loopback, users=60, weight=66)  # 200 declared users
-    page["main"](grid, SimpleNamespace(run_id=1))
-    texts = (home / "popri-1" / "synthetic.txt").read_text("utf-8").splitlines()
+    page["HuggingFaceGenerator"] = generator
+    page["load_embedder"] = lambda name: load_embedder(EMBEDDER, "cpu")
+    page["PreferenceTrainer"] = lambda model, **_: ToyTrainer()
+    public = [*sentences(200, 3, PRIVATE_WORDS), *sentences(100, 0)]
+    grid = federation(tmp_path, loopback, users=60, weight=66)
+    folder = tmp_path / "run"
+
+    def started() -> list[str]:
+        texts = page["popri"](public).start(
+            grid, folder=folder, users=200, nodes=8, epsilon=4.0, delta=1e-6, samples=100
+        )
+        return [one.text for one in texts.texts]
+
+    texts = started()
     base = ToyGenerator().complete([""], 100, np.random.default_rng(0))[0]
     assert len(set(texts)) == 100
     assert distance_to_users(texts) < 0.95 * distance_to_users(base)
-    rows = read_jsonl(home / "popri-1" / "metrics.jsonl")
+    rows = read_jsonl(folder / "metrics.jsonl")
     assert [row["round"] for row in rows] == [1]
     # The same call again only reads the folder.
     sent = len(grid.sent)
-    page["main"](grid, SimpleNamespace(run_id=1))
+    assert started() == texts
     assert len(grid.sent) == sent and generators[1].calls == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.text.conditional import ConditionalLM, Seq2SeqLM, open_conditional
-from privsyn_flower.text.conditions import Pair, condition, encode_pair, prompt
+from privsyn_flower.text.conditions import Pair, condition, encode_pairs, prompt
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.models.decoding import choose_tokens
 from privsyn_flower.text.models.pretrained import ModelUnavailableError
@@ -142,9 +142,7 @@ def test_loss_is_the_mean_over_texts_of_their_tokens(generator: ConditionalLM) -
                 logits = next_logits(generator, pair.condition, target[1:-1])[0]
                 wanted = target[1:]
             else:
-                ids, leading = encode_pair(
-                    generator.tokenizer, prompt(pair.condition), pair.text, 512
-                )
+                [(ids, leading)] = encode_pairs(generator.tokenizer, [pair], 512)
                 logits = generator.model(input_ids=torch.tensor([ids])).logits[0, leading - 1 : -1]
                 wanted = ids[leading:]
             chances = torch.log_softmax(logits, -1)

@@ -11,7 +11,6 @@ import pytest
 from privsyn_flower.text.conditions import (
     Pair,
     condition,
-    encode_pair,
     encode_pairs,
     encode_prompts,
     encode_texts,
@@ -49,31 +48,31 @@ def test_lines_are_left_out_without_words() -> None:
 def test_a_text_has_the_same_tokens_under_every_condition(tokenizer: Any) -> None:
     bare = tokenizer(SENTENCES[0], add_special_tokens=False)["input_ids"]
     for said in ("", condition(["fox"], "story"), condition(["river", "lazy"])):
-        ids, leading = encode_pair(tokenizer, prompt(said), SENTENCES[0], 512)
+        [(ids, leading)] = encode_pairs(tokenizer, [Pair(said, SENTENCES[0])], 512)
         assert ids[leading:] == [*bare, tokenizer.eos_token_id]
         assert ids[:leading] == tokenizer(prompt(said))["input_ids"]
     pairs = [Pair(condition(["fox"]), text) for text in SENTENCES]
     assert encode_pairs(tokenizer, pairs, 512) == [
-        encode_pair(tokenizer, prompt(pair.condition), pair.text, 512) for pair in pairs
+        row for pair in pairs for row in encode_pairs(tokenizer, [pair], 512)
     ]
 
 
 def test_cuts(tokenizer: Any) -> None:
     """A prompt keeps its beginning and the blank line; a text that is cut has no end."""
-    long = prompt(condition([f"word{i}" for i in range(60)]))
-    (cut,) = encode_prompts(tokenizer, [long], 20)
+    long = condition([f"word{i}" for i in range(60)])
+    (cut,) = encode_prompts(tokenizer, [prompt(long)], 20)
     assert len(cut) == 20
     told = tokenizer.decode(cut)
     assert told.startswith("<s>Keywords: word0") and told.endswith("\n\n")
     (text,) = encode_texts(tokenizer, [SENTENCES[0]], 5)
     assert text == tokenizer(SENTENCES[0], add_special_tokens=False)["input_ids"][:5]
-    ids, leading = encode_pair(tokenizer, long, SENTENCES[0], 5, max_source=20)
+    [(ids, leading)] = encode_pairs(tokenizer, [Pair(long, SENTENCES[0])], 5, max_source=20)
     assert (len(ids), leading) == (25, 20)
 
 
 def test_a_tokenizer_that_ends_its_texts_does_not_end_a_prompt(tmp_path: Path) -> None:
     framed = make_tokenizer(tmp_path, masked=True)  # <s> $A </s>
-    ids, leading = encode_pair(framed, prompt(condition(["fox"])), SENTENCES[0], 512)
+    [(ids, leading)] = encode_pairs(framed, [Pair(condition(["fox"]), SENTENCES[0])], 512)
     assert ids.count(framed.eos_token_id) == 1
     assert ids[-1] == framed.eos_token_id and leading > 1
 

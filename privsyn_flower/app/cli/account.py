@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from privsyn_flower.app.cli.errors import fail
+from privsyn_flower.app.cli.errors import AsJson, failing
 from privsyn_flower.privacy.accounting import calibration
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.accounting.curve import renyi_epsilon
@@ -39,7 +39,6 @@ Sampling = Annotated[
 Renyi = Annotated[
     bool, typer.Option("--renyi", help="For comparison: by Renyi bounds, as in the papers; looser.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def account(
@@ -54,7 +53,7 @@ def account(
     as_json: AsJson = False,
 ) -> None:
     """Epsilon of a noise multiplier, the nodes' or an aggregator's."""
-    try:
+    with failing(ValueError, ArithmeticError):
         chosen, left = _sampler(sampler, sampling_rate), _left(delta)
         plan = (noise_multiplier, rounds)
         if renyi:
@@ -62,8 +61,6 @@ def account(
         else:
             value = accounting.epsilon(*plan, left, sampling_rate=sampling_rate)
             how = BY[accounting.tightest({(noise_multiplier, sampling_rate): rounds}, left)[1]]
-    except (ValueError, ArithmeticError) as error:
-        raise fail(str(error)) from None
     _print({"epsilon": value}, as_json, chosen, delta, how)
 
 
@@ -76,11 +73,9 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Smallest noise multiplier that keeps epsilon, of the nodes or an aggregator."""
-    try:
+    with failing(ValueError, ArithmeticError):
         chosen = _sampler(sampler, sampling_rate)
         value = calibration.calibrate(epsilon, rounds, _left(delta), sampling_rate=sampling_rate)
-    except (ValueError, ArithmeticError) as error:
-        raise fail(str(error)) from None
     _print({"noise_multiplier": value}, as_json, chosen, delta)
 
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +21,12 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from privsyn_flower.app.report.evaluations import measured_rows
-from privsyn_flower.app.report.four_lines import claim_lines
+from privsyn_flower.app.report.forms import claim_lines
 from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.reading import first_texts
-from privsyn_flower.app.report.stages import CAPPED, counted, kind_of, named
+from privsyn_flower.app.report.stages import CAPPED, kind_of, progress_text, stage_in_words
 from privsyn_flower.app.report.summaries import epsilon_of, unusable_lines, verdict_lines
+from privsyn_flower.app.report.tables import measured_rows
 from privsyn_flower.runs import SEEDS
 from privsyn_flower.terminal import one_line
 
@@ -33,6 +34,7 @@ SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there
 SHOWN_SEEDS = 5
 SURE_AFTER = 2.0  # seconds of a stage that tell its speed
 EVERY = 10.0  # seconds between two lines of a stage where there is no terminal, at least
+REPORT_EVERY = 0.2  # seconds between two reports of one stage
 WIDTH = 100  # columns where there is no terminal to ask
 NARROWEST = 40  # columns in which a table can be read
 LABEL, LEAST = 20, 14  # columns of a figure's name and of a run, in a table of runs side by side
@@ -80,6 +82,7 @@ class Display:
         self.finished: set[str] = set()  # kinds of stages whose first end was printed
         self.waiting: dict[str, str] = {}  # by kind of stage: its newest line, too soon to print
         self.pace = Pace()
+        self._last = "", 0.0  # stage and time of the last report
         # What is told has the room that names and bars leave, and is cut there.
         what = Column(max_width=38, no_wrap=True, overflow="ellipsis")
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -111,11 +114,13 @@ class Display:
     def show(self, event: dict[str, Any]) -> None:
         """One event of progress.jsonl."""
         stage, done, total = event["stage"], float(event["done"]), float(event["total"])
-        what, unit = named(stage)
+        what, unit = stage_in_words(stage)
         left = self.pace.left(event) if unit != CAPPED else None
         if not self.live:
             note = str(event["note"])
-            count = counted(done, total, unit) or ("done" if done >= total and not note else "")
+            count = progress_text(done, total, unit) or (
+                "done" if done >= total and not note else ""
+            )
             told = _listed(count, note, spoken(left))
             self._print(stage, float(event["t"]), done >= total, f"{what}: {told}".rstrip(": "))
             return
@@ -123,7 +128,7 @@ class Display:
             self.tasks[stage] = self.progress.add_task(what, total=total, note="", told="")
         task = self.tasks[stage]
         note = event["note"] or self.progress.tasks[task].fields["note"]
-        told = _listed(counted(done, total, unit), spoken(left), note)
+        told = _listed(progress_text(done, total, unit), spoken(left), note)
         self.progress.update(task, completed=done, total=total, note=note, told=told)
         if stage == "rounds":  # its bar tells what is over
             for one, other in self.tasks.items():
@@ -131,6 +136,14 @@ class Display:
                     self.progress.update(other, visible=False)
         elif done >= total and stage.startswith("round "):
             self.progress.update(task, visible=False)
+
+    def report(self, stage: str, done: float, total: float, note: str = "") -> None:
+        """Progress of a command in this process, a few times a second (`progress.Progress`)."""
+        now = time.time()
+        if done < total and self._last[0] == stage and now - self._last[1] < REPORT_EVERY:
+            return
+        self._last = stage, now
+        self.show({"t": now, "stage": stage, "done": done, "total": total, "note": note})
 
     def warn(self, text: str) -> None:
         """A warning of the run, above the bars."""
@@ -188,7 +201,7 @@ def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         f"the result is ready in {folder}: {made}",
         *(f"    {one_line(row['text'])}" for row in texts),
         *verdict_lines(summary),
-        *(f"{line.about}: {line.said}" for line in claim_lines(summary)),
+        *(f"{line.about}: {line.text}" for line in claim_lines(summary)),
         "its benchmark follows, which epsilon does not cover; Ctrl-C ends it and keeps the result",
     ]
 
@@ -271,7 +284,7 @@ def _claim(summary: Mapping[str, Any]) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for line in claim_lines(summary):
-        grid.add_row(Text(line.about), Text(line.said))
+        grid.add_row(Text(line.about), Text(line.text))
     return grid
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import Commands, fail
+from privsyn_flower.app.cli.errors import AsJson, Commands, failing
 
 embedder_app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Export an embedder for devices, or look at one."
@@ -37,11 +37,9 @@ def export(
     from privsyn_flower.text.models.pretrained import ModelUnavailableError
 
     folder = folder.expanduser()
-    try:
+    with failing(ExportError, FileExistsError, ModelUnavailableError, ValueError):
         _libraries("torch", "sentence_transformers", "onnx", "onnxscript")
         facts = export_embedder(name, folder, int8=int8)
-    except (ExportError, FileExistsError, ModelUnavailableError, ValueError) as error:
-        raise fail(str(error)) from None
     size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
     typer.echo(f"{folder}: {size:.0f} MB, {facts['bits']}-bit, {facts['dimension']} dimensions")
     typer.echo(f"fingerprint = {facts['fingerprint']}")
@@ -50,7 +48,7 @@ def export(
 @embedder_app.command()
 def show(
     name: Name,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What NAME is: its fingerprint, which questions and policies name, libraries and files.
 
@@ -65,7 +63,7 @@ def show(
     from privsyn_flower.text.fingerprints import FACTS, read_facts
     from privsyn_flower.text.models.pretrained import ModelUnavailableError
 
-    try:
+    with failing(ModelUnavailableError, ValueError):
         dimension = ngram_dimension(name)
         facts: dict[str, Any] = {
             "fingerprint": embedder_fingerprint(name),
@@ -80,8 +78,6 @@ def show(
                 facts["files"] = exported["files"]
         if dimension is not None:  # of others only the loaded model knows
             facts["dimension"] = dimension
-    except (ModelUnavailableError, ValueError) as error:
-        raise fail(str(error)) from None
     if as_json:
         typer.echo(json.dumps(facts))
         return

@@ -1,4 +1,7 @@
-"""How every command ends that cannot do its work: lines on stderr that begin with "error:"."""
+"""What all commands share: their options, and how one ends that cannot do its work.
+
+The last line on stderr begins with "error:" then.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import codecs
 import errno
 import io
 import sys
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
 
 import click
 import typer
@@ -14,11 +20,35 @@ from typer.core import TyperGroup
 
 from privsyn_flower.terminal import escaped
 
+RESUMED = "interrupted; the same command goes on where it was"
+
+Config = Annotated[
+    Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
 
 def fail(text: str, code: int = 2) -> typer.Exit:
     """An error as the last line on stderr; what it quotes of others cannot steer the terminal."""
     typer.secho(f"error: {escaped(text)}", fg=typer.colors.RED, err=True)
     return typer.Exit(code)
+
+
+@contextmanager
+def failing(*kinds: type[Exception], code: int = 2, interrupted: str = "") -> Iterator[None]:
+    """A block whose errors of these kinds end the command with `code`, and Ctrl-C with 130, where
+    `interrupted` says what becomes of it."""
+    try:
+        yield
+    except kinds as error:
+        raise fail(str(error), code) from None
+    except KeyboardInterrupt:
+        if not interrupted:
+            raise
+        raise fail(interrupted, 130) from None
 
 
 def described(error: OSError | UnicodeError) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from privsyn_flower.app.cli.errors import Commands, fail
+from privsyn_flower.app.cli.errors import AsJson, Commands, failing
 
 federation_app = typer.Typer(
     cls=Commands,
@@ -41,7 +41,7 @@ def start(
     from privsyn_flower.client_apps.node.policy import load_policy
 
     folder = folder.expanduser().absolute()
-    try:
+    with failing(ValueError, FlowerError):
         if data:
             load_policy(policy)  # a mistake in it is better told here than in every node's log
             common = {"embedder": embedder, "device": device}
@@ -52,8 +52,6 @@ def start(
             typer.echo(own_account.OPEN, err=True)
         federation = LocalFederation(folder)
         federation.start()
-    except (ValueError, FlowerError) as error:
-        raise fail(str(error)) from None
     _print(federation.status())
     typer.echo(f"run on it: privsyn run CONFIG.toml --federation {folder}")
 
@@ -61,16 +59,14 @@ def start(
 @federation_app.command()
 def status(
     folder: Folder,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What is running; exits 1 unless all of it is."""
     from privsyn_flower.app.local.federation import LocalFederation
     from privsyn_flower.app.local.simulation import FlowerError
 
-    try:
+    with failing(FlowerError):
         facts = LocalFederation(folder).status()
-    except FlowerError as error:
-        raise fail(str(error)) from None
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -85,10 +81,8 @@ def stop(folder: Folder) -> None:
     from privsyn_flower.app.local.federation import LocalFederation
     from privsyn_flower.app.local.simulation import FlowerError
 
-    try:
+    with failing(FlowerError):
         LocalFederation(folder).stop()
-    except FlowerError as error:
-        raise fail(str(error)) from None
 
 
 def _print(facts: dict[str, object]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,14 +49,9 @@ def generate_command(
     _check_free(target)
     with locked(lock), Display() as display:
         _check_free(target)  # another call may have written it meanwhile
-
-        def progress(stage: str, done: float, total: float, note: str = "") -> None:
-            event = {"t": time.time(), "stage": stage, "done": done, "total": total, "note": note}
-            display.show(event)
-
         make = _by_topics if recipe_of(config).keeps_generator else _anew
         try:
-            count, short = make(config, folder, target, samples, seed, progress)
+            count, short = make(config, folder, target, samples, seed, display.report)
         finally:
             lock.unlink()  # whoever waits for it, or makes another, finds the text
     return Generated(target, count, short, _claim(folder))

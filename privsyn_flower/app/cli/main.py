@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from privsyn_flower import __version__
-from privsyn_flower.app.cli.account import AsJson, account, calibrate
+from privsyn_flower.app.cli.account import account, calibrate
 from privsyn_flower.app.cli.embedder import embedder_app
-from privsyn_flower.app.cli.errors import Commands, fail
+from privsyn_flower.app.cli.errors import RESUMED, AsJson, Commands, Config, Settings, fail, failing
 from privsyn_flower.app.cli.federation import federation_app
 from privsyn_flower.app.cli.node import node_app
 from privsyn_flower.app.cli.proximity import proximity
@@ -20,6 +20,8 @@ from privsyn_flower.app.cli.public import public_app
 from privsyn_flower.app.cli.publish import publish
 from privsyn_flower.app.cli.topics import topics_app
 from privsyn_flower.config.api import configured
+
+STOPPED = "interrupted; its runs were stopped, and resume when it is called again"
 
 app = typer.Typer(
     cls=Commands,
@@ -57,12 +59,8 @@ def root(
 
 @app.command()
 def run(
-    config: Annotated[
-        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
-    ] = None,
+    config: Config = None,
+    settings: Settings = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Run folder to continue or attach to.")
     ] = None,
@@ -101,13 +99,9 @@ def run(
 
 @app.command()
 def plan(
-    config: Annotated[
-        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    config: Config = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
     vary: Annotated[
         str, typer.Option(help="key=value,value,...: a table of noise and signal over the values.")
     ] = "",
@@ -120,10 +114,8 @@ def plan(
     from privsyn_flower.app.cli import plan as plans
     from privsyn_flower.app.cli.run import default_config
 
-    try:
+    with failing(ValueError, RuntimeError):
         text = plans.printed(config or default_config(), settings or [], vary, as_json)
-    except (ValueError, RuntimeError) as error:
-        raise fail(str(error)) from None
     typer.echo(text)
 
 
@@ -133,12 +125,8 @@ app.command()(calibrate)
 
 @app.command()
 def audit(
-    config: Annotated[
-        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
-    ] = None,
+    config: Config = None,
+    settings: Settings = None,
     trials: Annotated[int, typer.Option(help="Releases, half of them with the canary.")] = 10_000,
     kind: Annotated[
         str,
@@ -158,12 +146,10 @@ def audit(
     from privsyn_flower.app.cli.run import default_config
     from privsyn_flower.config import load_config, parse_override
 
-    try:
+    with failing(ValueError):
         overrides = dict(parse_override(text) for text in settings or [])
         loaded = load_config(config or default_config(), overrides)
         found = [measure(loaded, trials, one) for one in ([kind] if kind else kinds(loaded))]
-    except ValueError as error:
-        raise fail(str(error)) from None
     told = [json.dumps(one.to_dict()) if as_json else described(one) for one in found]
     typer.echo(("\n" if as_json else "\n\n").join(told))
     if any(one.contradiction for one in found):
@@ -196,7 +182,7 @@ def generate(
     except OSError as error:
         raise fail(failure(error), 1) from None
     except KeyboardInterrupt:
-        raise fail("interrupted; the same command goes on where it was", 130) from None
+        raise fail(RESUMED, 130) from None
     if found.short:
         typer.secho(f"{found.texts} texts: {found.short}", err=True)
     if found.claim:
@@ -229,23 +215,31 @@ def report(
     if checklist + fact_sheet + (html is not None) > 1:
         raise fail("--checklist, --fact-sheet and --html are different reports: name one of them")
     if html is not None:
-        from privsyn_flower.app.cli.page import page_command
-
-        page_command(runs, html)
+        _page(runs, html)
         return
     from privsyn_flower.app.cli.display import fitted, width
-    from privsyn_flower.app.report.checklist import checklists
-    from privsyn_flower.app.report.fact_sheet import fact_sheets
+    from privsyn_flower.app.report.forms import checklists, fact_sheets
     from privsyn_flower.app.report.summaries import ReportError, read_named
     from privsyn_flower.app.report.tables import report as tables
 
-    try:
+    with failing(ReportError):
         summaries = [read_named(folder) for folder in runs]
         form = checklists if checklist else fact_sheets if fact_sheet else tables
         shown = form(summaries)
         typer.echo(shown if markdown or form is not tables else fitted(shown, width()))
-    except ReportError as error:
-        raise fail(str(error)) from None
+
+
+def _page(runs: list[Path], file: Path) -> None:
+    """Write the report page and print where it is."""
+    from privsyn_flower.app.report.html.library import INSTALL, library
+    from privsyn_flower.app.report.page import write_page
+    from privsyn_flower.app.report.summaries import ReportError
+
+    with failing(ReportError):
+        found = write_page(runs, file.expanduser().absolute())
+    if not library():
+        typer.secho(f"the page has tables and no charts: for those, {INSTALL}", err=True)
+    print(found)
 
 
 @app.command()
@@ -261,10 +255,8 @@ def watch(
     from privsyn_flower.app.cli.watch import watch_command
     from privsyn_flower.app.report.summaries import ReportError
 
-    try:
+    with failing(ReportError):
         watch_command(run, port, lambda line: print(line, flush=True))
-    except ReportError as error:
-        raise fail(str(error)) from None
 
 
 app.command()(publish)
@@ -297,7 +289,12 @@ def compare(
     from privsyn_flower.app.report.summaries import ReportError
     from privsyn_flower.config import ConfigError, parse_override
 
-    try:
+    with failing(
+        ConfigError,
+        ReportError,
+        code=1,
+        interrupted=STOPPED,
+    ):
         given = dict(parse_override(text) for text in settings or [])
         if dry_run:
             lines, fine = listed(grid, out, config or [], given)
@@ -306,12 +303,6 @@ def compare(
         folder, outcomes = compare_command(
             grid, out=out, configs=config or [], given=given, jobs=jobs, run=not table_only
         )
-    except (ConfigError, ReportError) as error:
-        raise fail(str(error), 1) from None
-    except KeyboardInterrupt:
-        raise fail(
-            "interrupted; its runs were stopped, and resume when it is called again", 130
-        ) from None
     for line in (missing := failures(outcomes)):
         typer.secho(f"missing: {line}" if table_only else f"failed: {line}", err=True)
     print(folder)

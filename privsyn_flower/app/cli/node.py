@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import Commands, fail
+from privsyn_flower.app.cli.errors import AsJson, Commands, fail
 from privsyn_flower.files import node_home, whole_path
 from privsyn_flower.privacy.wording import at_most
 
@@ -26,7 +26,6 @@ Folder = Annotated[
         help="The node's folder: node-config key `cache` of its SuperNode.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 SHOWN_FAILURES = 10  # the latest
 
 

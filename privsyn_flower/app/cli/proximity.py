@@ -1,19 +1,23 @@
-"""`privsyn public proximity`: a finished training's model chooses from any public text."""
+"""`privsyn public proximity`: a finished training's model chooses from any public text, a file of
+it or a corpus folder.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import fail
+from privsyn_flower.app.cli.errors import RESUMED, failing
+from privsyn_flower.app.public.source import USER, carried, check_chosen
+from privsyn_flower.files import DataError
 
 if TYPE_CHECKING:
-    from privsyn_flower.app.public.proximity import Thresholds
+    from privsyn_flower.app.public.proximity import Pool, Row, Thresholds
     from privsyn_flower.config import RunConfig
+    from privsyn_flower.config.data import DataConfig
 
 SCORES, REPORT = "scores", "report.json"  # of OUT
 CARRIED = ("method", "epsilon", "delta", "rho_zcdp", "unit", "adjacency", "threat_model")
@@ -64,12 +68,8 @@ def proximity(
         "least_quantile": least_quantile,
         "gain": gain,
     }
-    try:
+    with failing(ValueError, RuntimeError, interrupted=RESUMED):
         file, report = filter_by(run, texts, out, text_column, start, given, public=public)
-    except (ValueError, RuntimeError) as error:
-        raise fail(str(error)) from None
-    except KeyboardInterrupt:
-        raise fail("interrupted; the same command goes on where it was", 130) from None
     typer.echo(described(report), err=True)
     print(file)
 
@@ -91,7 +91,7 @@ def filter_by(
     refuses, and an `out` that has something else in it; ModelUnavailableError, OSError.
     """
     from privsyn_flower.app.cli.display import Display
-    from privsyn_flower.app.cli.texts import carried_by, texts_at
+    from privsyn_flower.app.cli.proximity import carried_by, texts_at
     from privsyn_flower.app.public.proximity import Pair, filter_pool
     from privsyn_flower.app.report.summaries import read_summary
     from privsyn_flower.files import locked, write_atomic
@@ -112,15 +112,13 @@ def filter_by(
     _check_own(out)
     with locked(out / ".lock"), Display() as display:
 
-        def progress(stage: str, done: float, total: float, note: str = "") -> None:
-            event = {"t": time.time(), "stage": stage, "done": done, "total": total}
-            display.show({**event, "note": note})
-
         def claimed() -> None:
             write_atomic(out / STATEMENT, said)
 
         # First the folder, then the claim, then the text that it is about.
-        found = filter_pool(pool, models, thresholds, out / FILE, out / SCORES, progress, claimed)
+        found = filter_pool(
+            pool, models, thresholds, out / FILE, out / SCORES, display.report, claimed
+        )
         report = {**found, "run": {key: summary.get(key) for key in CARRIED}}
         report |= {"privacy": summary["privacy"], "texts_carry": before or None}
         write_json(out / REPORT, report)
@@ -236,3 +234,122 @@ def described(report: Mapping[str, Any]) -> str:
     if report["texts_carry"]:
         lines.append("and what its source carried before, as privacy.md says, too")
     return "\n".join(lines)
+
+
+STAGE = "stage"  # column of a corpus folder's lines: which stage wrote them
+OTHER = "other"  # what is told of a stage that `privsyn public` has not
+
+
+def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
+    """The public texts of a file or a corpus folder, which is read whole once for its digest.
+
+    data: of the run, whose users' text is refused. public: whether a file is taken that has a
+    column of users. Raises DataError for a file without the column or without text, for one that
+    seems to be private, and for text that a model chose without a statement beside it; OSError.
+    """
+    from privsyn_flower.app.public.proximity import Pool
+    from privsyn_flower.data.reading import column_names
+    from privsyn_flower.data.values import quote_columns
+    from privsyn_flower.files import file_digest
+
+    path = _file(path)
+    _check_not_the_users(path, data)
+    plain = path.suffix.lower() == ".txt"
+    names = [column] if plain else column_names(path)
+    if column not in names:
+        raise DataError(
+            f"{path} has no column {column!r} but {quote_columns(names) or 'none'}: name its "
+            "column with --text-column"
+        )
+    if not public:
+        _check_users(path, names, data)
+    claimed = bool(carried(path))
+    if not claimed:
+        check_chosen(path, names)
+    by = STAGE if STAGE in names and column != STAGE else ""
+
+    def rows() -> Iterator[Row]:
+        if plain:
+            return _lines(path)
+        return _rows(path, column, by, None if public else data, claimed)
+
+    count = sum(1 for _ in rows())
+    if not count:
+        raise DataError(f"{path} holds no text in column {column!r}: name it with --text-column")
+    return Pool(rows, count, f"{file_digest(path)} {column}", by)
+
+
+def carried_by(path: Path) -> str:
+    """The statement beside the text, or in its corpus folder; "" for none."""
+    return carried(_file(path))
+
+
+def _file(path: Path) -> Path:
+    """The file that a path names. Raises DataError for a folder without mixed text."""
+    from privsyn_flower.data.reading import text_file
+
+    found = text_file(path)
+    if found.is_dir():
+        raise DataError(
+            f"--texts {path} is a folder without mixed text: run `privsyn public mix`, or name a "
+            "file"
+        )
+    return found
+
+
+def _check_not_the_users(path: Path, data: DataConfig) -> None:
+    if _is(path, data.path):
+        raise DataError(f"--texts {path} is data.path of the run: its users' own text")
+
+
+def _is(path: Path, place: str) -> bool:
+    """Whether a key of the run names that file."""
+    from privsyn_flower.data.reading import text_file
+
+    named = text_file(Path(place).expanduser())
+    return bool(place) and named.exists() and named.samefile(path)
+
+
+def _check_users(path: Path, names: Sequence[str], data: DataConfig, where: str = "") -> None:
+    """Raises DataError for a file that says whose its texts are, as private ones do; the run's own
+    public text may."""
+    if _is(path, data.public_path):
+        return
+    found = [name for name in names if name in {USER, data.user_column}]
+    if found:
+        raise DataError(
+            f"{path} has a column {found[0]!r}{where}, as users' own text has, and what is chosen "
+            "here must be public: if these texts are, say so with --public"
+        )
+
+
+def _rows(
+    path: Path, column: str, by: str, data: DataConfig | None, claimed: bool
+) -> Iterator[Row]:
+    """data: of the run, where whose texts they are is not known to be public; claimed: what they
+    carry is said beside them. Rows of a jsonl file have columns of their own."""
+    from privsyn_flower.config.public import STAGES
+    from privsyn_flower.data.reading import read_rows
+
+    wanted = (column, by) if by else (column,)
+    for number, row in read_rows(path, lambda *_: None, wanted):
+        if data is not None and not {USER, data.user_column}.isdisjoint(row):
+            _check_users(path, tuple(row), data, f" in row {number}")
+        if not claimed:
+            check_chosen(path, row)
+        if isinstance(text := row.get(column), str):
+            # Half a pair of surrogates, which JSON can spell, could not be written again.
+            own = {"text": text.encode("utf-8", "replace").decode("utf-8")}
+            stage = row.get(by) if by else None
+            yield own | ({by: stage if stage in STAGES else OTHER} if by else {})
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    """A text a line; of one beyond the bound of every reader, what is before it."""
+    from privsyn_flower.data.reading import MAX_LINE
+
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while line := file.readline(MAX_LINE):
+            yield {"text": line.rstrip("\r\n")}
+            while not line.endswith("\n") and (line := file.readline(MAX_LINE)):
+                pass

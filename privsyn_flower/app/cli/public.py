@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import Commands, fail
+from privsyn_flower.app.cli.errors import RESUMED, Commands, failing
 
 if TYPE_CHECKING:
     from privsyn_flower.config.public import PublicTextConfig
@@ -99,42 +98,20 @@ def _make(
     from privsyn_flower.app.public.report import REPORT, write_report
     from privsyn_flower.config.public import load_public_config
 
-    shown = _Shown()
-    try:
+    with failing(ValueError, RuntimeError, interrupted=RESUMED):
         config = load_public_config(path, settings or ())
         folder = corpus_folder(config)
         try:
             with Display() as display:
-                shown.display = display
-                work(config, shown)
+                work(config, display.report)
         except BaseException:
             if folder.is_dir():
                 with suppress(OSError, ValueError):  # what ended the work is told, not this
                     write_report(folder)
             raise
         report = write_report(folder)
-    except (ValueError, RuntimeError) as error:
-        raise fail(str(error)) from None
-    except KeyboardInterrupt:
-        raise fail("interrupted; the same command goes on where it was", 130) from None
     typer.echo(described(report), err=True)
     print(folder / (f"{stage}.jsonl" if stage else REPORT))
-
-
-class _Shown:
-    """Progress on the terminal, a few times a second."""
-
-    def __init__(self) -> None:
-        self.display: Any = None
-        self._last: tuple[str, float] = ("", 0.0)
-
-    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
-        now = time.time()
-        if done < total and self._last[0] == stage and now - self._last[1] < 0.2:
-            return
-        self._last = stage, now
-        event = {"t": now, "stage": stage, "done": done, "total": total, "note": note}
-        self.display.show(event)
 
 
 def _opener(config: PublicTextConfig) -> Callable[[], AbstractContextManager[Answering]]:

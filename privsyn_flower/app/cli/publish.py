@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from privsyn_flower.app.cli.errors import fail
+from privsyn_flower.app.cli.errors import failing
 
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
@@ -54,10 +54,8 @@ def publish(
     from privsyn_flower.config import ConfigError
 
     given = Options(model, licence, benchmark_figures, no_privacy_claimed, push, public)
-    try:
+    with failing(ReportError, ConfigError, code=1):
         place, notes = publish_run(run, folder, given)
-    except (ReportError, ConfigError) as error:
-        raise fail(str(error), 1) from None
     for note in notes:
         typer.secho(note, err=True)
     print(place)
@@ -71,7 +69,7 @@ def publish_run(run: Path, folder: Path, given: Options) -> tuple[str, list[str]
     """
     from privsyn_flower.app.report.publishing.card import Facts
     from privsyn_flower.app.report.publishing.folder import publish as write
-    from privsyn_flower.app.report.publishing.hub import push
+    from privsyn_flower.app.report.publishing.folder import push
     from privsyn_flower.app.report.publishing.product import read_product
     from privsyn_flower.server_apps.methods import recipe_of
 
@@ -101,7 +99,7 @@ def publish_run(run: Path, folder: Path, given: Options) -> tuple[str, list[str]
 
 def _check(given: Options) -> None:
     """Raises PublishError for options that do not fit, before anything is read."""
-    from privsyn_flower.app.report.publishing.hub import check_name
+    from privsyn_flower.app.report.publishing.folder import check_name
     from privsyn_flower.app.report.publishing.product import PublishError
 
     if given.licence and not LICENCE.fullmatch(given.licence):

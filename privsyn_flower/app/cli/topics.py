@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import Commands, fail
+from privsyn_flower.app.cli.errors import AsJson, Commands, failing
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 
 if TYPE_CHECKING:
@@ -80,18 +79,13 @@ def make(
     from privsyn_flower.text.topics import save_topics
 
     folder = folder.expanduser()
-    try:
+    with failing(ModelUnavailableError, ValueError):
         _check_free(folder)
         if (config is None) == (texts is None):
             raise ValueError("name the public text: --config FILE or --texts FILE, one of them")
         loaded = load_config(config, dict(parse_override(text) for text in settings or []))
         with Display() as display:
-
-            def progress(stage: str, done: float, total: float, note: str = "") -> None:
-                event = {"t": time.time(), "stage": stage, "done": done, "total": total}
-                display.show({**event, "note": note})
-
-            public = _public(loaded, texts, text_column, progress)
+            public = _public(loaded, texts, text_column, display.report)
             models = loaded.models
             embedder = load_embedder(models.embedder, models.device, progress=False)
             model = make_topics(
@@ -99,26 +93,22 @@ def make(
                 Kept(embedder, cache_folder(loaded) / "public"),
                 **_asked(loaded, count=count, clustering=clustering, words=words, seed=seed),
                 rerank=rerank,
-                progress=progress,
+                progress=display.report,
             )
         save_topics(model, folder)
-    except (ModelUnavailableError, ValueError) as error:
-        raise fail(str(error)) from None
     typer.echo(_told(folder, model))
 
 
 @topics_app.command()
 def show(
     folder: Annotated[Path, typer.Argument(help="Of `privsyn topics make` or `import`.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The topics in FOLDER: number, public texts where they are known, and keywords."""
     from privsyn_flower.text.topics import load_topics
 
-    try:
+    with failing(ValueError):
         model = load_topics(folder.expanduser())
-    except ValueError as error:
-        raise fail(str(error)) from None
     if as_json:
         facts = {"topics": len(model), "dimension": model.dimension, "embedder": model.embedder}
         facts |= {"fingerprint": model.fingerprint, "sizes": model.sizes}
@@ -146,7 +136,7 @@ def import_(
     from privsyn_flower.text.topics import import_bertopic, save_topics
 
     folder = folder.expanduser()
-    try:
+    with failing(ModelUnavailableError, ValueError):
         _check_free(folder)
         model = import_bertopic(source.expanduser(), embedder_fingerprint(embedder))
         if (dimension := known_dimension(embedder) or model.dimension) != model.dimension:
@@ -155,8 +145,6 @@ def import_(
                 f"makes {dimension}: name theirs with --embedder"
             )
         save_topics(model, folder)
-    except (ModelUnavailableError, ValueError) as error:
-        raise fail(str(error)) from None
     typer.echo(_told(folder, model))
 
 

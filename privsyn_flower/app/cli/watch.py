@@ -54,7 +54,7 @@ def serve(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         say(server.address)
-        while going_on(folder) or time.monotonic() - server.asked < idle:
+        while going_on(folder) or time.monotonic() - server.last_request < idle:
             time.sleep(min(1.0, idle / 4))
         say("ended: the run is over, and nobody looks")
     except KeyboardInterrupt:

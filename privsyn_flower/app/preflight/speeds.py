@@ -22,8 +22,13 @@ from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.files import locked, replace_private
 from privsyn_flower.server_apps.methods.stages import Task, tokens_of
 from privsyn_flower.text.embedders import can_import
-from privsyn_flower.text.models.devices import cpu_workers, main_memory, resolve_device
-from privsyn_flower.text.models.gpu import gpu_facts, gpu_rate
+from privsyn_flower.text.models.devices import (
+    cpu_workers,
+    gpu_facts,
+    gpu_rate,
+    main_memory,
+    resolve_device,
+)
 
 FILE = "speeds.json"
 FORMAT = 2  # raise it when what is measured changes

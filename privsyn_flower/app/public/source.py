@@ -18,7 +18,7 @@ from privsyn_flower.data.reading import FORMATS, column_names, read_rows
 from privsyn_flower.files import DataError
 from privsyn_flower.terminal import one_line
 
-STATEMENT = "privacy.md"  # `privacy.sentence.FILE`, which this room does not import
+STATEMENT = "privacy.md"  # `privacy.sentence.FILE`, which this package does not import
 TITLE = "# Privacy of this"  # of every statement, and of no page that somebody else wrote
 MOST = 2**20  # characters that are read of one
 SCORES = ("unknown", "before", "after")  # columns of `proximity.TextScores`

@@ -1,19 +1,35 @@
-"""A run's guarantee by topic, as the standard forms ask for it: whole sentences, true of the run.
+"""A run's guarantee by topic: whole sentences, true of the run, which the standard forms order.
 
-`forms.guarantee_of` makes it of the run's summary alone: `asked` where the users were asked
-something, `unasked` for the rows that ask nobody. What a run cannot know (how its settings were
+Made of the run's summary alone, by the template asked.md where the users were asked something, by
+unasked.md for the baselines without client queries. What a run cannot know (how its settings were
 chosen, how links and disks were secured) is said to be unknown.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from privsyn_flower.app.report.summaries import Summary
-from privsyn_flower.privacy.wording import CARRIED
+from privsyn_flower.app.report.summaries import LOCAL, UNASKED, ReportError, Summary, trust_of
+from privsyn_flower.privacy import PrivacyStatement
+from privsyn_flower.privacy.wording import (
+    CARRIED,
+    CHOSEN_TEXT,
+    KEYS,
+    at_least,
+    at_most,
+    delta_at_most,
+    percent,
+)
 
-Said = list[str]
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
 Model = Literal["Central", "Federated", "Local", ""]
 Variant = Literal["Approximate DP", "Pure DP", ""]
 
@@ -22,20 +38,29 @@ SPLIT = (
     "by reading private text, so what this run made is for comparison and must not be released as "
     "private."
 )
-READERS = (
-    "Readers, that is, everyone who sees the result, are not trusted with anything, whatever else "
-    "they know."
-)
 CARRIES = f"{CARRIED[0].upper()}{CARRIED[1:]}"
-UTILITY = (
-    "Accuracy is no part of the guarantee; what the run measured or can say of it is in its "
-    "summary.json."
+SEEDED = (
+    "NO PRIVACY IS CLAIMED: the noise came from the run's seed. What follows is what real noise of "
+    "the same size would give."
 )
+WORDS = {
+    "SPLIT": SPLIT,
+    "CARRIES": CARRIES,
+    "SEEDED": SEEDED,
+    "CHOSEN_TEXT": CHOSEN_TEXT,
+    "KEYS": KEYS,
+    "READERS": "Readers, that is, everyone who sees the result, are not trusted with anything, "
+    "whatever else they know.",
+    "UTILITY": "Accuracy is no part of the guarantee; what the run measured or can say of it is in "
+    "its summary.json.",
+    "SIMULATED": "This was a simulation: one machine played all parties and saw everything.",
+}
+_BREAK = "\x1f"  # an end of a line within a value, while its template is read
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What may be said, topic by topic; an empty list where there is nothing to say.
+    """What may be said, topic by topic; nothing where there is nothing to say.
 
     simulated: known to be. variant, model: names of the OpenDP registry, "" where none applies.
     epsilon, delta, rho: what is claimed, for programs to read; None for what is not, so nothing
@@ -43,47 +68,207 @@ class Guarantee:
     holds without a part of delta.
     """
 
-    simulated: bool
-    variant: Variant
-    model: Model
-    epsilon: float | None
-    delta: float | None
-    rho: float | None
-    formal: Said
-    unit: Said
-    adjacency: Said
-    unprotected: Said
-    setting: Said
-    actors: Said
-    mechanisms: Said
-    composition: Said
-    tuning: Said
-    post_processing: Said
-    arithmetic: Said
-    channels: Said
-    security: Said
-    collection: Said
-    comparable: Said
-    queries: Said
-    verifiable: Said
-    domain: Said
-    warnings: Said = field(default_factory=list)
-    measures: Said = field(default_factory=list)
-    delta_of_users: Said = field(default_factory=list)
-    utility: Said = field(default_factory=lambda: [UTILITY])
+    topics: Mapping[str, list[str]]
+    simulated: bool = False
+    variant: Variant = ""
+    model: Model = ""
+    epsilon: float | None = None
+    delta: float | None = None
+    rho: float | None = None
+
+    def of(self, *topics: str) -> list[str]:
+        """The sentences of these topics, one after the other."""
+        return [sentence for topic in topics for sentence in self.topics.get(topic, [])]
 
 
-def carried(summary: Summary) -> Said:
-    """What the run's public text carries already, which no number of the run has."""
-    return [CARRIES] if summary.get("public_text_carries") else []
+def claim_of(summary: Summary) -> PrivacyStatement | None:
+    """The statement that a summary holds; None of a run that asked nobody.
+
+    Raises ReportError for one that is damaged, or of a version that noted none.
+    """
+    if "claim" not in summary:
+        raise ReportError(
+            f"the summary of method = {summary.get('method')!r} has no `claim`: an earlier version "
+            "wrote it; its statement is in privacy.md of the run folder"
+        )
+    if summary["claim"] is None:
+        return None
+    fields = dict(summary["claim"])
+    fields["changed"] = tuple(fields.get("changed", ()))
+    fields["others"] = tuple(tuple(other) for other in fields.get("others", ()))
+    try:
+        return PrivacyStatement(**fields)
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"`claim` of the summary is damaged: {error}") from None
 
 
-def simulated(by: str = "one machine") -> str:
-    """What a simulation saw. by: `PrivacyStatement.simulators`."""
-    return f"This was a simulation: {by} played all parties and saw everything."
+def sources(claim: PrivacyStatement) -> set[str]:
+    """Who adds noise to some question."""
+    return {claim.noise_source, *(source for _, _, _, source, _ in claim.others)}
+
+
+def guarantee_of(summary: Summary) -> Guarantee:
+    """Of a finished run, or one that has begun. Raises ReportError for a summary that notes no
+    claim."""
+    claim = claim_of(summary)
+    return _unasked(summary) if claim is None else _asked(claim, summary)
 
 
 def curve(summary: Summary) -> list[tuple[float, float]]:
     """(epsilon, delta) that hold together, epsilon growing and delta falling; [] where the run
     noted none."""
     return [(float(one), float(other)) for one, other in summary.get("privacy_curve") or ()]
+
+
+def _asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
+    """Of a run that asked its users."""
+    adding, users, points = sources(claim), summary.get("users"), curve(summary)
+    trusted = claim.aggregation == "plain" or "aggregator" in adding
+    main = ("", claim.sampling_rate)
+    rates = [main, *((repr(name), rate) for name, *_, rate in claim.others)]
+    topics = _sentences(
+        "asked.md",
+        claim=claim,
+        summary=summary,
+        nodes="nodes" in adding,
+        aggregator="aggregator" in adding,
+        trusted=trusted,
+        infinite=not math.isfinite(claim.epsilon),
+        users=users,
+        # without the last digits of floating point
+        delta_of_all=float(f"{claim.delta * users:.12g}") if users else None,
+        mu=None if claim.rho_zcdp is None else math.sqrt(2 * claim.rho_zcdp),
+        points=points[:: max(1, len(points) // 5)],
+        releases=_releases(claim, summary),
+        sampled=[(name, rate) for name, rate in rates if rate < 1],
+        version=_version(summary),
+    )
+    claimed = "warnings" not in topics
+    return Guarantee(
+        topics,
+        simulated=claim.simulated,
+        variant="Approximate DP" if claimed else "",
+        model="Central" if trusted else "Federated",
+        epsilon=claim.epsilon if claimed else None,
+        delta=claim.delta if claimed else None,
+        rho=claim.rho_zcdp if claimed and "nodes" not in adding else None,
+    )
+
+
+def _unasked(summary: Summary) -> Guarantee:
+    """By the run's threat model. Unknown ones claim nothing."""
+    trust = trust_of(summary)
+    kind = "public" if trust == UNASKED else "none"
+    if trust == LOCAL or str(summary["threat_model"]).startswith("none: the paraphrases"):
+        kind = "local"
+    epsilon = float(summary["epsilon"]) if summary["epsilon"] is not None else math.inf
+    claimed = trust in (LOCAL, UNASKED)
+    topics = _sentences(
+        "unasked.md",
+        summary=summary,
+        privacy=summary["privacy"],
+        kind=kind,
+        claimed=claimed,
+        epsilon=epsilon,
+        version=_version(summary),
+    )
+    claimed = claimed and "warnings" not in topics
+    epsilon = 0.0 if kind == "public" else epsilon
+    return Guarantee(
+        topics,
+        simulated=kind != "public",
+        variant="Pure DP" if claimed else "",
+        model="Local" if kind == "local" else "",
+        epsilon=epsilon if claimed and math.isfinite(epsilon) else None,
+    )
+
+
+def _releases(claim: PrivacyStatement, summary: Summary) -> str:
+    """All that epsilon pays for, and how much of it there was."""
+    kinds = [f"{claim.rounds} rounds"] if claim.rounds else []
+    if claim.evaluations:
+        kinds.append(f"{_counted(claim.evaluations, 'evaluation')} of models on the nodes")
+    if claim.spare_rounds:
+        kinds.insert(1, f"{claim.spare_rounds} spare")
+    kinds += [f"{number} of {name!r}" for name, number, *_ in claim.others]
+    done = ""
+    # A run that has only begun has no "rounds"; one that asks one thing alone has no summary
+    # without its release.
+    if "rounds" in summary and not claim.rounds:
+        was = "was" if claim.evaluations == 1 else "were"
+        done = f" ({_counted(claim.evaluations, 'evaluation')} {was} released)"
+    elif "rounds" in summary and summary.get("rounds_planned", claim.rounds):
+        done = f" ({summary['rounds']} rounds were released)"
+    return f"All answers of all users in this one run: {', '.join(kinds)}{done}."
+
+
+def _counted(number: int, what: str) -> str:
+    """A number of things, in words."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _version(summary: Summary) -> str:
+    """Which code it was, as far as the run noted it."""
+    number = summary.get("version", "of a version that noted no number")
+    noted = [f"commit {summary['commit']}"] if summary.get("commit") else []
+    if summary.get("code_sha256"):
+        noted.append(f"SHA-256 of its files {summary['code_sha256']}")
+    more = f" ({'; '.join(noted)})" if noted else ""
+    return f"Open source: privsyn-flower {number}{more}."
+
+
+@cache
+def text_environment(*, lines: bool = True) -> Environment:
+    """Templates of text, for YAML, Markdown and the page, each of which escapes what it has to.
+
+    lines: values may have several lines; else an end of a line is _BREAK.
+    """
+    from jinja2 import ChainableUndefined, Environment, FileSystemLoader
+
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=False,
+        undefined=ChainableUndefined,
+        finalize=None if lines else lambda value: str(value).replace("\n", _BREAK),
+        trim_blocks=lines,
+        lstrip_blocks=lines,
+        keep_trailing_newline=True,
+    )
+    made.globals |= WORDS
+    made.filters |= {
+        "at_least": at_least,
+        "at_most": at_most,
+        "cell": lambda text: " ".join(text.split()).replace("|", "\\|"),
+        "counted": _counted,
+        "delta_at_most": delta_at_most,
+        "first_upper": lambda text: f"{text[:1].upper()}{text[1:]}",
+        "g": lambda value: f"{value:g}",
+        "percent": percent,
+        "repr": repr,
+        "thousands": lambda value: f"{value:,}",
+    }
+    return made
+
+
+def _sentences(template: str, **context: Any) -> dict[str, list[str]]:
+    """Topic -> its sentences, of a template in which "# " begins a topic and "- " a sentence.
+    Topics without sentences are left out."""
+    topics: dict[str, list[str]] = {}
+    text = text_environment(lines=False).get_template(template).render(context)
+    for topic, sentence in _read(text):
+        topics.setdefault(topic, []).append(sentence.replace(_BREAK, "\n"))
+    return topics
+
+
+def _read(text: str) -> Iterator[tuple[str, str]]:
+    """(topic, sentence), each on one line."""
+    topic, lines = "", list[str]()
+    for line in [*(one.strip(" ") for one in text.split("\n")), "# "]:
+        begins = line.startswith(("# ", "- "))
+        if begins and lines:
+            yield topic, " ".join(lines)
+            lines = []
+        if line.startswith("# "):
+            topic = line[2:]
+        elif line:
+            lines.append(line[2:] if begins else line)

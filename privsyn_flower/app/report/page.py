@@ -23,7 +23,7 @@ from privsyn_flower.app.report.html.good import good
 from privsyn_flower.app.report.html.learned import learned
 from privsyn_flower.app.report.html.library import INSTALL
 from privsyn_flower.app.report.html.overview import benchmark_notice, overview
-from privsyn_flower.app.report.html.parts import Context, Part, guarded
+from privsyn_flower.app.report.html.parts import Context, Part, section
 from privsyn_flower.app.report.html.private import private
 from privsyn_flower.app.report.html.settings import settings
 from privsyn_flower.app.report.reading import RunFolder, read_run
@@ -60,7 +60,7 @@ def page(folders: Sequence[Path], *, live: bool = False) -> str:
         return _document(" / ".join(names_of(runs))[:200], header, comparison(runs))
     (run,) = runs
     parts = [
-        guarded(id_, title, id_, functools.partial(context, run))
+        section(id_, title, id_, functools.partial(context, run))
         for id_, (title, context) in SECTIONS.items()
     ]
     header = markup.render("overview", **overview(run))
@@ -82,24 +82,7 @@ def _read(folder: Path) -> RunFolder:
         folder = folder.parent
     if folder.is_dir():
         return read_run(folder)
-    summary = read_summary(folder)
-    return RunFolder(
-        folder=folder.with_suffix(""),
-        config=None,
-        stored={},
-        summary=summary,
-        promised={},
-        statement="",
-        metrics=[],
-        evaluations={},
-        progress=[],
-        ledger=None,
-        seconds={},
-        error="",
-        warnings=[],
-        held=False,
-        problems=[],
-    )
+    return RunFolder(folder.with_suffix(""), summary=read_summary(folder))
 
 
 def _document(title: str, header: Markup, parts: Sequence[Part], *, live: bool = False) -> str:

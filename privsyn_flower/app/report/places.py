@@ -1,4 +1,4 @@
-"""What a configuration says of a machine and its owner: keys and values that are not passed on.
+"""A configuration as others may read it: keys and values that are not passed on, and the rest.
 
 A page and a published folder go to others. Both ask here.
 """
@@ -6,8 +6,10 @@ A page and a published folder go to others. Both ask here.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
-from privsyn_flower.config import Scalar, flat_defaults
+from privsyn_flower.config import RunConfig, Scalar, flat_defaults, toml_value
 from privsyn_flower.terminal import last_part, without_places
 
 # Of the machine, or of whoever ran it: where things lie, whose they are, which servers and keys
@@ -38,7 +40,7 @@ def places(value: Scalar) -> list[str]:
     return _PLACE.findall(value)
 
 
-def passed_on(key: str, value: Scalar) -> Scalar:
+def shareable(key: str, value: Scalar) -> Scalar:
     """A value as others may read it: HIDDEN for what is in HERE, and of paths the last part."""
     hub = isinstance(value, str) and value.startswith("hub:")  # everybody's
     if key in HERE and value != flat_defaults().get(key) and not hub:
@@ -58,3 +60,40 @@ def _item(text: str) -> str:
     """One of a list, or all of a value; a path may hold spaces here."""
     whole = _WHOLE.fullmatch(text)
     return f"{whole[1] or ''}{last_part(whole[2])}" if whole else without_places(text)
+
+
+def settings(config: RunConfig) -> str:
+    """TOML of the method and of the keys that are not at their defaults; those that name places
+    are left out."""
+    left_out, top, tables = [], list[str](), dict[str, list[str]]()
+    defaults = RunConfig.from_flat(flat_defaults()).flat()
+    for key, value in config.flat().items():
+        if value == defaults[key] and key != "method":
+            continue
+        if shareable(key, value) != value or places(value):
+            left_out.append(key)
+            continue
+        table, _, name = key.rpartition(".")
+        (tables.setdefault(table, []) if table else top).append(f"{name} = {toml_value(value)}")
+    head = ["# The method, and the keys that are not at their defaults."]
+    if left_out:
+        head.append(f"# Left out, as they name places: {', '.join(left_out)}")
+    blocks = ["\n".join([*head, *top])]
+    blocks += ["\n".join([f"[{table}]", *lines]) for table, lines in tables.items()]
+    return "\n\n".join(blocks) + "\n"
+
+
+def local_places(config: RunConfig, run: Path) -> Iterator[str]:
+    """Paths of this machine that nothing published may name."""
+    yield from (str(run), str(Path.home()))
+    for value in config.flat().values():
+        yield from places(value)
+
+
+def named_places(text: str, known: Iterator[str]) -> list[str]:
+    """Those of the known paths that a text names."""
+    return sorted(
+        place
+        for place in {one.rstrip("/\\") for one in known}
+        if len(place) > 1 and re.search(rf"(?<![\w./-]){re.escape(place)}(?![\w-])", text)
+    )

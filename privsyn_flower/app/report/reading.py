@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -47,25 +47,25 @@ class RunFolder:
     questions beside the rounds, by name. progress: events {"t", "stage", "done", "total", "note"},
     of each stage the first, the last, and those with a note of their own. ledger: None before the
     first charge. seconds: of the stages that are over. error: why a run failed, "" if it did not.
-    warnings: of run.log. held: a process holds the folder, so the run goes on. problems: files that
-    are there and cannot be read, with the reason.
+    warnings: of run.log. locked: a process holds the folder, so the run goes on. problems: files
+    that are there and cannot be read, with the reason.
     """
 
     folder: Path
-    config: RunConfig | None
-    stored: Mapping[str, Any]
-    summary: Summary | None
-    promised: Mapping[str, Any]
-    statement: str
-    metrics: list[Json]
-    evaluations: Mapping[str, list[Json]]
-    progress: list[Json]
-    ledger: LedgerView | None
-    seconds: Mapping[str, float]
-    error: str
-    warnings: list[str]
-    held: bool
-    problems: list[str]
+    config: RunConfig | None = None
+    stored: Mapping[str, Any] = field(default_factory=dict)
+    summary: Summary | None = None
+    promised: Mapping[str, Any] = field(default_factory=dict)
+    statement: str = ""
+    metrics: list[Json] = field(default_factory=list)
+    evaluations: Mapping[str, list[Json]] = field(default_factory=dict)
+    progress: list[Json] = field(default_factory=list)
+    ledger: LedgerView | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+    warnings: list[str] = field(default_factory=list)
+    locked: bool = False
+    problems: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class RunFolder:
     @property
     def state(self) -> State:
         """Where the run is; a result without the benchmark that is still due has not finished."""
-        if self.held:
+        if self.locked:
             return "running"
         if self.summary is not None and UNFINISHED not in self.summary:
             return "finished"
@@ -136,7 +136,7 @@ def read_run(folder: Path) -> RunFolder:
         seconds=_value(own / "seconds.json", problems),
         error=_text(folder / ERROR).strip(),
         warnings=_warnings(folder / RUN_LOG),
-        held=_held(folder),
+        locked=_locked(folder),
         problems=problems,
     )
 
@@ -175,7 +175,7 @@ def _ledger(folder: Path, problems: list[str]) -> LedgerView | None:
         return None
 
 
-def _held(folder: Path) -> bool:
+def _locked(folder: Path) -> bool:
     try:
         return lock_holder(folder) is not None
     except OSError:  # another account's, or on a medium that cannot be written

@@ -13,18 +13,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
-from privsyn_flower.app.report.claims import claim_of
-from privsyn_flower.app.report.forms import guarantee_of
-from privsyn_flower.app.report.guarantee import Guarantee
-from privsyn_flower.app.report.methods import PRODUCTS, Product
+from privsyn_flower.app.report.forms import COMPOSITION, MECHANISMS
+from privsyn_flower.app.report.guarantee import Guarantee, claim_of, guarantee_of
 from privsyn_flower.app.report.summaries import Summary
 from privsyn_flower.files import write_atomic
 from privsyn_flower.privacy.sentence import FILE as STATEMENT
 
+Product = Literal["Synthetic data", "Machine learning model", "Summary statistics", "Dataset"]
+PRODUCTS: Mapping[str, Product] = {
+    "dp-fedavg": "Machine learning model",
+    "dp-ftrl": "Machine learning model",
+    "evaluation": "Summary statistics",
+    "public-only": "Dataset",
+}
 FILE = "privacy.yaml"
 BLANK = "TO BE FILLED IN"
 HEAD = f"""\
@@ -52,38 +57,38 @@ def record(summary: Summary, day: date) -> dict[str, Any]:
 
     day: when it was made. Raises ReportError for a summary that notes no claim.
     """
-    said = guarantee_of(summary)
+    guarantee = guarantee_of(summary)
     method = str(summary.get("method") or "")
     slug = "-".join(["privsyn-flower", *([method] if method else []), day.isoformat()])
     return {
         "url_slug": slug,
         "deployment": {
-            "basic": _basic(said, summary, day),
+            "basic": _basic(guarantee, summary, day),
             "dp_variant": {
-                **({"variant_name": said.variant} if said.variant else {}),
-                "data_domain": " ".join(said.domain),
-                "unprotected_quantities": _listed(said.unprotected),
+                **({"variant_name": guarantee.variant} if guarantee.variant else {}),
+                "data_domain": " ".join(guarantee.of("domain")),
+                "unprotected_quantities": _listed(guarantee.of("unprotected")),
             },
-            "privacy_loss": _loss(said, summary),
-            "deployment_model": _model(said),
-            "implementation": _implementation(said, summary),
+            "privacy_loss": _loss(guarantee, summary),
+            "deployment_model": _model(guarantee),
+            "implementation": _implementation(guarantee, summary),
             "administrative": {
                 "status": "Draft",
                 "registry_authors": [f"privsyn-flower {summary.get('version', '')}".strip()],
-                "tier": 3 if said.variant else 1,
+                "tier": 3 if guarantee.variant else 1,
             },
         },
     }
 
 
-def _basic(said: Guarantee, summary: Summary, day: date) -> dict[str, Any]:
+def _basic(guarantee: Guarantee, summary: Summary, day: date) -> dict[str, Any]:
     product = _product(summary)
     method = summary.get("method")
     how = f", by the method {method!r} of privsyn-flower" if method else ", by privsyn-flower"
-    simulated = ["A SIMULATION, not a deployment."] if said.simulated else []
+    simulated = ["A SIMULATION, not a deployment."] if guarantee.simulated else []
     asked = claim_of(summary) is not None
     sums = ["It is made of noisy sums of what users' devices answered."] if asked else []
-    made = [*said.warnings, *simulated, f"{MADE[product]}{how}.", *sums]
+    made = [*guarantee.of("warnings"), *simulated, f"{MADE[product]}{how}.", *sums]
     return {
         "name": f"{MADE[product]}: {method}" if method else MADE[product],
         "data_curators": [
@@ -111,14 +116,14 @@ def _product(summary: Summary) -> Product:
     return "Machine learning model" if trains else "Synthetic data"
 
 
-def _loss(said: Guarantee, summary: Summary) -> dict[str, Any]:
-    protects = bool(said.model)
+def _loss(guarantee: Guarantee, summary: Summary) -> dict[str, Any]:
+    protects = bool(guarantee.model)
     users = summary.get("users")
-    named = {"epsilon": said.epsilon, "delta": said.delta, "rho": said.rho}
-    details = [*said.warnings, *said.formal, *said.measures, *said.delta_of_users]
+    named = {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "rho": guarantee.rho}
+    details = guarantee.of("warnings", "formal", "measures", "delta_of_users")
     return {
         **({"privacy_unit": "User-level"} if protects else {}),
-        "privacy_unit_details": " ".join([*said.unit, *said.adjacency]),
+        "privacy_unit_details": " ".join(guarantee.of("unit", "adjacency")),
         **({"number_of_privacy_units": int(users)} if protects and users else {}),
         "privacy_parameters": {
             name: float(value) for name, value in named.items() if value is not None
@@ -127,17 +132,17 @@ def _loss(said: Guarantee, summary: Summary) -> dict[str, Any]:
     }
 
 
-def _model(said: Guarantee) -> dict[str, Any]:
+def _model(guarantee: Guarantee) -> dict[str, Any]:
     source = {"data_source_type": "Static"}
-    if not said.simulated:
+    if not guarantee.simulated:
         source = {
             "data_source_type_details": "Whether the data changes while the run lasts, the run "
             "does not know."
         }
     return {
-        **({"model_name": said.model} if said.model else {}),
-        "trust_assumptions": " ".join(said.setting),
-        "actors": _listed(said.actors),
+        **({"model_name": guarantee.model} if guarantee.model else {}),
+        "trust_assumptions": " ".join(guarantee.of("setting")),
+        "actors": _listed(guarantee.of("actors")),
         "release_type": "One release",
         "release_type_details": (
             "One run's result, with all releases on the way to it. Whether the same users are "
@@ -145,32 +150,26 @@ def _model(said: Guarantee) -> dict[str, Any]:
         ),
         **source,
         "access_type": "Non-interactive",
-        "access_type_details": " ".join(said.queries),
+        "access_type_details": " ".join(guarantee.of("queries")),
     }
 
 
-def _implementation(said: Guarantee, summary: Summary) -> dict[str, Any]:
+def _implementation(guarantee: Guarantee, summary: Summary) -> dict[str, Any]:
     return {
-        "preprocessing_and_hyperparameter_tuning": _listed(said.tuning),
+        "preprocessing_and_hyperparameter_tuning": _listed(guarantee.of("tuning")),
         "mechanisms": _listed(
-            [
-                *said.mechanisms,
-                *said.arithmetic,
-                *said.channels,
-                *said.security,
-                *said.collection,
-                *said.verifiable,
-            ]
+            guarantee.of(*MECHANISMS.split(), *"arithmetic channels security collection".split())
+            + guarantee.of("verifiable", "audit")
         ),
-        "composition": _listed(said.composition),
-        "post_processing": " ".join(said.post_processing),
+        "composition": _listed(guarantee.of(*COMPOSITION.split())),
+        "post_processing": " ".join(guarantee.of("post_processing")),
         "justification": (
             "Epsilon, delta, bounds and rounds are those of the configuration, whose reasons the "
             "run does not know. Why the mechanism gives what is stated is in the documentation of "
             "privsyn-flower (privacy, integer noise, correlated noise, threat model), with the "
             "tests that show it."
         ),
-        "utility": " ".join(said.utility),
+        "utility": " ".join(guarantee.of("utility")),
         "additional_information": str(summary["privacy"]),
     }
 

@@ -61,8 +61,8 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, render: Render, port: int = 0) -> None:
         self.render = render
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
-        self.asked = time.monotonic()  # when somebody last looked
-        self._told = ""
+        self.last_request = time.monotonic()  # when somebody last looked
+        self._last_failure = ""
         self._free = threading.BoundedSemaphore(AT_ONCE)
         super().__init__((LOOPBACK, port), _Handler)
 
@@ -99,14 +99,14 @@ class PageServer(ThreadingHTTPServer):
         finally:
             self._free.release()
 
-    def failed(self, told: str) -> None:
+    def log_failure(self, why: str) -> None:
         """Log why there is no page: once, however often it is asked for."""
-        if told != self._told:
-            self._told = told
-            logger.warning(told)
+        if why != self._last_failure:
+            self._last_failure = why
+            logger.warning(why)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Somebody who hung up, or was too slow, is no event; what else failed is told."""
+        """Somebody who hung up, or was too slow, is no event; other failures are shown."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -152,16 +152,16 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, wanted):
             self._answer(404, "there is no such page: the address is the one that was printed\n")
             return
-        self.server.asked = time.monotonic()
+        self.server.last_request = time.monotonic()
         try:
             page = self.server.render()
         except Unavailable as error:
             self._answer(503, f"{error}\n")
             return
         except Exception as error:
-            told = f"the page cannot be made: {type(error).__name__}: {error}"
-            self.server.failed(told)
-            self._answer(500, f"{told}\n")
+            why = f"the page cannot be made: {type(error).__name__}: {error}"
+            self.server.log_failure(why)
+            self._answer(500, f"{why}\n")
             return
         self._answer(200, page, "text/html")
 

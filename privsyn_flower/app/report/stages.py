@@ -55,7 +55,7 @@ MAY_STOP = ("tuning the shipped", "training the")  # by a held-out loss or model
 _ROUND = re.compile(r"round (\d+): (.+)")
 
 
-def named(stage: str) -> Stage:
+def stage_in_words(stage: str) -> Stage:
     """A stage of progress.jsonl in words; one that nobody named keeps its own name."""
     if found := _ROUND.fullmatch(stage):
         what, unit = IN_ROUND.get(found[2], Stage(found[2], ""))
@@ -73,7 +73,7 @@ def kind_of(stage: str) -> str:
     return _ROUND.sub(r"round: \2", stage)
 
 
-def counted(done: float, total: float, unit: str) -> str:
+def progress_text(done: float, total: float, unit: str) -> str:
     """How far a stage is: "3 of 8 rounds"; "" where there is nothing to count."""
     if total <= 0 or (total <= 1 and not unit):
         return ""

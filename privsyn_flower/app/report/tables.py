@@ -8,11 +8,9 @@ runs' own (summary.json).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.app.report.evaluations import curve_table, measured_table
-from privsyn_flower.app.report.filtered import filter_table
 from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.summaries import (
     RESULTS,
@@ -184,3 +182,129 @@ COLUMNS: dict[str, Any] = {
     "client CPU, user and run": lambda s: _seconds(s, "client_cpu_seconds_per_user", 3),
     "server, run": lambda s: _seconds(s, "server_wall_seconds", 0),
 }
+
+
+NOISE = "Intervals cover the noise of the releases, not the choice of users."
+TOGETHER = "Those of all {} models hold together, at 95 % (Bonferroni)."
+
+
+def interval_note(found: Mapping[str, Any]) -> str:
+    """What the intervals of models of one release are about."""
+    models = found.get("together", 0)  # a run of an earlier version has each at 95 %
+    return f"{NOISE} {TOGETHER.format(models)}" if models > 1 else NOISE
+
+
+def curve_table(summary: Mapping[str, Any], epsilon: str) -> str:
+    """The paid evaluations of a training, by rounds."""
+    rows = [["round", "accuracy", "gained over the start", "loss"], ["---:"] * 4]
+    rows += [[str(point["round"]), *_figures(point)] for point in summary["evaluation_curve"]]
+    title = f"**Accuracy on users' text by rounds: {summary['method']}, epsilon {epsilon}**"
+    told = [
+        f"- round {point['round']}: {_line(point['failed'])}"
+        for point in summary["evaluation_curve"]
+        if "failed" in point
+    ]
+    return "\n".join([title, "", *table(rows), "", NOISE, *told])
+
+
+def measured_table(summary: Mapping[str, Any], epsilon: str) -> str:
+    """Given models in one release, each beside the first."""
+    found = summary["measured"]
+    title = f"**Models on users' text: {summary['method']}, epsilon {epsilon}**"
+    if "failed" in found:
+        return "\n".join([title, "", _line(found["failed"])])
+    return "\n".join([title, "", *table(measured_rows(found)), "", interval_note(found)])
+
+
+def measured_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """Heading, rule, and a row for each model."""
+    rows = [["model", "accuracy", f"gained over {found['against']}", "loss"]]
+    rows.append(["---", *["---:"] * 3])
+    for name, own in found["models"].items():
+        gained = found["gained"].get(name, {}).get("accuracy_gained")
+        over = interval(*gained, sign=True) if gained else "-"
+        rows.append(
+            [name, measured_interval(own, "accuracy"), over, measured_interval(own, "loss")]
+        )
+    return rows
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def interval(value: float, low: float, high: float, *, sign: bool = False) -> str:
+    """A figure with the ends of its interval."""
+    first, *ends = (f"{one:+.4f}" if sign else f"{one:.4f}" for one in (value, low, high))
+    return f"{first} [{', '.join(ends)}]"
+
+
+def measured_interval(found: Mapping[str, Any], what: str) -> str:
+    """Accuracy or loss of a model."""
+    return interval(*(found[key] for key in (what, f"{what}_low", f"{what}_high")))
+
+
+def _figures(point: Mapping[str, Any]) -> list[str]:
+    if "failed" in point:
+        return ["failed", "-", "-"]
+    gained = point.get("accuracy_gained")
+    return [
+        measured_interval(point, "accuracy"),
+        interval(*gained, sign=True) if gained else "-",
+        measured_interval(point, "loss"),
+    ]
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+ALL, FILTERED = "pretrained", "scratch_filtered"  # of METHODS
+
+
+def filter_table(summary: Mapping[str, Any], epsilon: str) -> str:
+    """The texts that are left, and the benchmark's new LSTMs of them where there are any."""
+    found = summary["proximity"]
+    told = f"{found['kept']:,} of {found['of']:,} texts are kept"
+    if share := found.get("minority_share"):
+        told += f"; the minority's share was {share['before']:.1%} and is {share['after']:.1%}"
+    blocks = [
+        f"**Public text that the trained model keeps: {summary['method']}, epsilon {epsilon}**",
+        f"{told}. It carries the epsilon of the training.",
+    ]
+    benchmark = summary.get("benchmark", {})
+    if "proximity" in benchmark:
+        blocks += [_models(benchmark), _differences(benchmark)]
+    return "\n\n".join(blocks)
+
+
+def _models(benchmark: Mapping[str, Any]) -> str:
+    own = benchmark["proximity"]
+    shares = own.get("minority_share", {})
+    rows = [["LSTM; not covered by epsilon", "texts", "minority", "accuracy", "loss"]]
+    rows += [["---", *["---:"] * 4]]
+    rows += [
+        [
+            "of all public text" if name == ALL else str(benchmark["methods"][name]),
+            f"{own['texts'][name]:,}",
+            f"{shares[name]:.1%}" if name in shares else "-",
+            f"{benchmark['accuracy'][name]:.4f}",
+            f"{benchmark['loss'][name]:.3f}",
+        ]
+        for name in benchmark["accuracy"]
+        if name in own["texts"]
+    ]
+    return "\n".join(table(rows))
+
+
+def _differences(benchmark: Mapping[str, Any]) -> str:
+    """How much better the LSTM of the kept text is than each of the others."""
+    rows = [["(s) minus", "accuracy", "loss"], ["---", "---:", "---:"]]
+    for pair, gained in benchmark["accuracy_difference"].items():
+        one, _, other = pair.partition("-")
+        if one == FILTERED:
+            name = "all public text" if other == ALL else str(benchmark["methods"][other])
+            saved = benchmark["loss_difference"][pair]
+            rows.append([name, *(interval(*found, sign=True) for found in (gained, saved))])
+    return "\n".join(table(rows))

@@ -47,13 +47,13 @@ class Library(Protocol):
         the result; "" without one."""
 
 
-def follow(path: Path, offset: int) -> Iterator[tuple[Json, int]]:
-    """Events from byte `offset` on, each with its end, until standard input ends: the run is over
-    then, or gone, and little time is left."""
-    over = False
+def follow(path: Path) -> Iterator[tuple[Json, int]]:
+    """All events, each with its end, until standard input ends: the run is over then, or gone, and
+    little time is left."""
+    over, offset = False, 0
     while True:
         if not over and select.select([sys.stdin], [], [], EVERY)[0]:
-            over, timer = True, threading.Timer(PATIENCE, os._exit, (NOTED,))
+            over, timer = True, threading.Timer(PATIENCE, os._exit, (1,))
             timer.daemon = True
             timer.start()
         last = over
@@ -66,12 +66,15 @@ def follow(path: Path, offset: int) -> Iterator[tuple[Json, int]]:
 
 def serve(library: Library, path: Path, note: Path, done: Json) -> None:
     """Tell the library all that it was not told; done: the notes, kept up to date."""
-    begun = False
-    for event, offset in follow(path, done["offset"]):
-        if "begin" in event:
-            library.begin(**event["begin"])
+    begun, start = False, dict[str, Any]()
+    for event, offset in follow(path):
+        start = event.get("begin", start)
+        if offset <= done["offset"]:
+            continue
+        if not begun:  # also where an earlier process failed after it
+            library.begin(**start)
             begun = True
-        elif "log" in event:
+        if "log" in event:
             log = event["log"]
             library.log(log["group"], log["values"], log["step"])
         elif "end" in event:

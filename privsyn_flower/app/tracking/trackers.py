@@ -152,6 +152,9 @@ class Trackers(Callback):
             for name in TRACKERS:
                 notes(self._folder, name).unlink(missing_ok=True)
             told = []
+        elif path.exists() and not path.read_bytes().endswith(b"\n"):  # half a line of a kill
+            with path.open("ab") as file:
+                file.write(b"\n")
         logs = [event["log"] for event in told if "log" in event]
         self._known = {(log["group"], log["part"], log["step"]) for log in logs}
         return any(event.get("end", {}).get("status") in FINISHED for event in told)

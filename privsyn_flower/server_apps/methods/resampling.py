@@ -1,5 +1,5 @@
 """CTCL's baseline "+ Resample" in a run: a pool of text without conditions, its clusters, and the
-draw (`strategies.synthesis.resampling`)."""
+draw (`strategies.synthesis.topic_counts`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.topics import clusters_of
 from privsyn_flower.strategies.ctcl.config import CtclConfig
-from privsyn_flower.strategies.synthesis.resampling import resampled
-from privsyn_flower.strategies.synthesis.topic_counts import NoTopicLeft
+from privsyn_flower.strategies.synthesis.topic_counts import NoTopicLeft, resampled
 from privsyn_flower.strategies.synthesis.topic_texts import Written
 from privsyn_flower.strategies.synthesis.topic_writing import TOPICS, Kept, keep_topics
 from privsyn_flower.text.topics import TopicModel, load_topics

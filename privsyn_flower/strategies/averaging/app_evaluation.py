@@ -32,8 +32,7 @@ from privsyn_flower.queries.metrics import (
 from privsyn_flower.strategies.averaging.app_records import app_options
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays
 from privsyn_flower.strategies.engine.cohort import Cohort
-from privsyn_flower.strategies.engine.one_question import OneQuestion
-from privsyn_flower.strategies.engine.rounds import NoRelease
+from privsyn_flower.strategies.engine.rounds import NoRelease, OneQuestion
 from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.text.models.parameters import pack_parameters
 

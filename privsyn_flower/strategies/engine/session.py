@@ -32,9 +32,8 @@ from privsyn_flower.strategies.engine.arguments import changes
 from privsyn_flower.strategies.engine.callbacks import Callbacks
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, TooFewNodes
 from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
-from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.record import claim_record, code, write_statement
-from privsyn_flower.strategies.engine.rounds import Method, NoRelease, Rounds
+from privsyn_flower.strategies.engine.rounds import Method, NoRelease, OneQuestion, Rounds
 from privsyn_flower.strategies.engine.run_ledger import (
     forget_unasked,
     held,

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from privsyn_flower.arrays import F64, I64
+from privsyn_flower.arrays import F64, I64, Ints
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.text.topics import TopicModel
 
@@ -92,3 +92,35 @@ def largest_remainder(shares: F64, total: int) -> I64:
     order = np.argsort(-remainders, kind="stable")
     counts[order[:missing]] += 1
     return counts
+
+
+def resampled(clusters: Ints, shares: F64, samples: int, rng: np.random.Generator) -> Ints:
+    """Texts of a generator without conditions, drawn anew to a noisy histogram's shares.
+
+    Returns places (samples,) of texts whose clusters (n,) have these shares (m,), in random order.
+
+    Each cluster has its share by largest remainder. Of its texts all are drawn equally often, up to
+    one: where it is to have more than there are, they repeat. The share of a cluster without a text
+    goes to the others in proportion; a text of cluster -1 has none, and is not drawn. Raises
+    NoTopicLeft when no text is in a cluster with a share.
+
+    Source: the baseline "+ Resample" of CTCL (section 4.1.2, Tables 3 and 8), which names Yu et al.
+    2024 for it and describes no more than that the synthetic texts are resampled to what is known
+    of the private ones. All of it but the histogram is post-processing.
+    """
+    own: Ints = np.asarray(clusters)
+    there = np.bincount(own[own >= 0], minlength=len(shares)) > 0  # (m,)
+    left = np.where(there, shares, 0.0)
+    if not left.any():
+        raise NoTopicLeft(
+            f"none of {len(own)} texts is in a cluster that the users' texts are in, as far as the "
+            "noise shows: raise ctcl.resample-pool, or lower ctcl.topic-count"
+        )
+    counts = largest_remainder(left / left.sum(), samples)
+    drawn = [
+        np.resize(rng.permutation(np.flatnonzero(own == cluster)), count)
+        for cluster, count in enumerate(counts.tolist())
+        if count
+    ]
+    places: Ints = rng.permutation(np.concatenate(drawn)) if drawn else np.zeros(0, dtype=np.intp)
+    return places

@@ -96,7 +96,7 @@ def save_adapter(model: Any, target: Path, base: Base) -> None:
 def save_untrained(
     model: str | os.PathLike[str], key: str, target: Path, *, rank: int, alpha: float
 ) -> None:
-    """Write the adapter of a training of no steps, which changes nothing, into `target`.
+    """Write the adapter of a training run of no steps, which changes nothing, into `target`.
 
     The base is laid out without its weights, which have to be there all the same. Raises
     ModelUnavailableError, and ValueError for a model that takes no adapters.

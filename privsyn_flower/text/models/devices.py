@@ -1,9 +1,10 @@
-"""The device a model runs on, and its threads; `cpu` is answered without importing torch."""
+"""The device a model runs on, its threads and speed; `cpu` is answered without importing torch."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+SIZE, REPEATS = 8192, 5  # rows of the product by which a GPU is measured
 MOST_WORKERS = 4  # beyond that Python's own lock is the limit
 
 
@@ -42,7 +44,7 @@ def resolve_device(name: str = "auto") -> str:
 
 
 def training_device(name: str = "auto") -> str:
-    """`resolve_device` for a training by transformers' Trainer, which takes the first visible GPU.
+    """`resolve_device` for transformers' Trainer, which takes the first visible GPU.
 
     Raises ValueError for another one.
     """
@@ -145,3 +147,26 @@ def map_batches(
 
 def _threads_each(threads: int) -> int:
     return max(1, threads // cpu_workers())
+
+
+def gpu_facts(device: str) -> tuple[str, int]:
+    """Name and bytes of memory of a CUDA device."""
+    import torch
+
+    facts = torch.cuda.get_device_properties(torch.device(device))
+    return str(facts.name), int(facts.total_memory)
+
+
+def gpu_rate(device: str) -> float:
+    """Operations a second of products in bfloat16, the best of a few."""
+    import torch
+
+    one = torch.ones((SIZE, SIZE), dtype=torch.bfloat16, device=device)
+    result, seconds = torch.empty_like(one), list[float]()
+    for _ in range(REPEATS + 1):  # the first one gets ready
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        torch.matmul(one, one, out=result)
+        torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2.0 * SIZE**3 / min(seconds[1:])

@@ -1,4 +1,4 @@
-"""What surrounds a training by transformers or TRL: checkpoints, silence, global state."""
+"""What surrounds a training run of transformers or TRL: checkpoints, silence, global state."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The training behind `PreferenceTrainer`: TRL's trainers on token ids, with a PEFT adapter.
 
-This module loads torch, transformers, PEFT and TRL; it is imported when a training starts.
+This module loads torch, transformers, PEFT and TRL; it is imported when training starts.
 """
 
 from __future__ import annotations

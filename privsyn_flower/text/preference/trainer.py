@@ -48,7 +48,7 @@ class PreferenceTrainer:
         label_smoothing: above 0: conservative DPO, the chance that a preference is wrong.
         learning_rate: AdamW's peak.
         schedule: `cosine`: the rate falls to 0 within each training; `constant`: it stays.
-        warmup_steps: optimiser steps over which it rises first, in a training that starts from
+        warmup_steps: optimiser steps over which it rises first, in a run that starts from
             the base; one that goes on from an adapter has the full rate at once.
         epochs: passes over the pairs; each leaves an adapter.
         batch_size, micro_batch_size: pairs of an optimiser step, and of one forward pass at most.
@@ -58,7 +58,7 @@ class PreferenceTrainer:
         dtype: of the base: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name.
         gradient_checkpointing: less memory for a third more time; None: on CUDA.
         save_seconds: time between checkpoints; the end of an epoch always leaves one.
-        progress: True for a bar on stderr in long trainings, or a function to call.
+        progress: True for a bar on stderr in long runs, or a function to call.
         processes: above 1: that many, started by `accelerate launch`, share each step's pairs.
         launch_arguments: more arguments of `accelerate launch`, as on a command line.
         section: of the configuration that these are from, which errors name.
@@ -139,7 +139,7 @@ class PreferenceTrainer:
         ]
 
     def untrained(self, target: Path) -> None:
-        """Write the adapter of a training of no steps (`text.readiness.Untrained`).
+        """Write the adapter of a training run of no steps (`text.readiness.Untrained`).
 
         Raises ModelUnavailableError where the base's weights are not here.
         """

@@ -23,7 +23,7 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True)
 class Tuning:
-    """The public numbers of a training; the names are those of `[popri]` and `[sft]`. section:
+    """The public numbers of a run; the names are those of `[popri]` and `[sft]`. section:
     which of the two, for errors. processes: that share the pairs of a step."""
 
     method: Literal["dpo", "sft"]

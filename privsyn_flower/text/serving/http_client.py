@@ -95,6 +95,7 @@ class JsonClient:
         import httpx
 
         self.base_url = check_url(base_url)
+        check_key(self.base_url, api_key)
         self.timeout, self.retries, self._key, self._lost = timeout, retries, api_key, lost
         self._closing = threading.Event()
         # One for each thread at work: the time that one client of many connections takes for a
@@ -277,6 +278,20 @@ def check_url(base_url: str) -> str:
             "environment variable that generation.api-key-env names"
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
+
+
+def check_key(base_url: str, key: str) -> None:
+    """Raise ValueError, without the key, for one that no header carries or that would travel in
+    the clear."""
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ValueError(
+            "the key in generation.api-key-env holds characters that no header can carry"
+        )
+    if key and urlsplit(base_url).scheme == "http" and not is_loopback(base_url):
+        raise ValueError(
+            f"generation.base-url = {base_url!r} would send the key of generation.api-key-env in "
+            "the clear: use https, or set api-key-env = ''"
+        )
 
 
 def is_loopback(address: str) -> bool:

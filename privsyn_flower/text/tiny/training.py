@@ -244,17 +244,24 @@ def _masked_model(recipe: Recipe, init: Path | None, common: dict[str, Any]) -> 
 def _rows(groups: Groups, recipe: Recipe, tokenizer: Any, rng: np.random.Generator) -> Rows:
     """The training examples, in an order that `rng` drew."""
     # No more than the training will read: tokenising the rest would be waste.
-    read = recipe.steps * recipe.batch_tokens
-    if recipe.kind == "conditional":
-        return pair_rows(groups, tokenizer, 2 + read // 40, rng)
-    if recipe.kind == "generator":
-        texts, length = [expand_prompt(run) for run in expand_runs(groups, rng)], recipe.context
+    shortest = {"conditional": 40, "generator": 80}.get(recipe.kind, 20)  # tokens of an example
+    most = 2 + recipe.steps * recipe.batch_tokens // shortest
+    return example_rows(groups, recipe.kind, tokenizer, most, recipe.context, rng)
+
+
+def example_rows(
+    groups: Groups, kind: str, tokenizer: Any, most: int, longest: int, rng: np.random.Generator
+) -> Rows:
+    """At most `most` examples of a kind of model, in an order that `rng` drew. longest: tokens of
+    the model's context."""
+    if kind == "conditional":
+        return pair_rows(groups, tokenizer, most, rng)
+    if kind == "generator":
+        texts, length = [expand_prompt(run) for run in expand_runs(groups, rng)], longest
     else:
-        texts, length = list(chain.from_iterable(groups)), TEXT_TOKENS
-    order = rng.permutation(len(texts))
-    most = 2 + read // (20 if recipe.kind != "generator" else 80)
-    rows = encode(tokenizer, [texts[i] for i in order[:most]], length)
-    return [(row, 1) for row in rows if len(row) > 2]
+        texts, length = list(chain.from_iterable(groups)), min(TEXT_TOKENS, longest)
+    picked = [texts[i] for i in rng.permutation(len(texts))[:most]]
+    return [(row, 1) for row in encode(tokenizer, picked, length) if len(row) > 2]
 
 
 def pair_rows(groups: Groups, tokenizer: Any, most: int, rng: np.random.Generator) -> Rows:

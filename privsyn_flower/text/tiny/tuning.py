@@ -18,7 +18,6 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,17 @@ import torch
 
 from privsyn_flower.progress import Progress, silent, stop
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.models.batches import IGNORED, causal_labels, causal_loss, encode
+from privsyn_flower.text.models.batches import IGNORED, causal_labels, causal_loss
 from privsyn_flower.text.models.devices import one_worker, resolve_device
 from privsyn_flower.text.models.parameters import longest_sequence
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
-from privsyn_flower.text.prompts import expand_prompt
-from privsyn_flower.text.tiny.assets import TEXT_TOKENS, Groups, TuningRecipe
+from privsyn_flower.text.tiny.assets import Groups, TuningRecipe
 from privsyn_flower.text.tiny.training import (
     Batch,
     Rows,
     clip_gradients,
-    expand_runs,
+    example_rows,
     one_pass,
-    pair_rows,
 )
 
 logger = logging.getLogger("privsyn_flower")
@@ -126,15 +123,7 @@ class _Tuning:
     def rows(self, groups: Groups, rng: np.random.Generator) -> Rows:
         """The examples, as many as the steps can read."""
         most = 2 + self.recipe.steps * self.recipe.batch_tokens // 20
-        if self.recipe.kind == "conditional":
-            return pair_rows(groups, self.tokenizer, most, rng)
-        if self.recipe.kind == "generator":
-            texts = [expand_prompt(run) for run in expand_runs(groups, rng)]
-            length = self.longest
-        else:
-            texts, length = list(chain.from_iterable(groups)), min(TEXT_TOKENS, self.longest)
-        picked = [texts[i] for i in rng.permutation(len(texts))[:most]]
-        return [(row, 1) for row in encode(self.tokenizer, picked, length) if len(row) > 2]
+        return example_rows(groups, self.recipe.kind, self.tokenizer, most, self.longest, rng)
 
     def batches(self, rows: Rows, rng: np.random.Generator) -> Iterator[Batch]:
         """One pass over the rows."""

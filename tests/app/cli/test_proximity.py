@@ -12,8 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.app.cli.proximity import described
-from privsyn_flower.app.cli.texts import texts_at
+from privsyn_flower.app.cli.proximity import described, texts_at
 from privsyn_flower.config import RunConfig
 from privsyn_flower.data import reading
 from privsyn_flower.privacy.wording import CHOSEN_TEXT

@@ -22,7 +22,7 @@ from privsyn_flower.app.cli.outcome import NO_BENCHMARK, exit_status
 from privsyn_flower.app.cli.run import RunFailed, run_command
 from privsyn_flower.app.local.federation import find_run
 from privsyn_flower.app.local.simulation import LocalFlower
-from privsyn_flower.app.report.claims import claim_of
+from privsyn_flower.app.report.guarantee import claim_of
 from privsyn_flower.config import ConfigError, RunConfig, differences, flat_defaults, load_config
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.protocol.question import Ticket

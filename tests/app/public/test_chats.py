@@ -1,21 +1,92 @@
-"""Prompts of a chain, and how lists and conversations are read."""
+"""Personas, judgements and chats: what a model is asked and how its answers are read."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 
+import numpy as np
 import pytest
 
 from privsyn_flower.app.public.chats import (
+    AGES,
+    APPS,
+    DAYS,
+    GENDERS,
     PERSONAS,
+    TIMES,
     Persona,
     conversation_prompt,
     convert_prompt,
+    draw,
+    judge_prompt,
+    parse_judgement,
     parse_list,
     receivers_prompt,
     topics_prompt,
     turns,
 )
+
+
+def test_the_grid_has_the_papers_size() -> None:
+    sizes = [len(values) for values in (GENDERS, AGES, TIMES, DAYS, APPS)]
+    assert sizes == [2, 44, 3, 40, 7]
+    assert len(PERSONAS) == len(set(PERSONAS)) == 73_920
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_every_value_of_a_variable_is_as_common_as_the_others(place: int) -> None:
+    counts = Counter(persona[place] for persona in PERSONAS)
+    assert set(counts) == set((GENDERS, AGES, TIMES, DAYS, APPS)[place])
+    assert len(set(counts.values())) == 1
+
+
+def test_a_draw_is_seeded_without_repetition_and_the_beginning_of_a_longer_one() -> None:
+    few = draw(500, np.random.default_rng(3))
+    assert few == draw(2000, np.random.default_rng(3))[:500]
+    assert few != draw(500, np.random.default_rng(4))
+    assert len(set(few)) == 500
+    assert set(draw(len(PERSONAS), np.random.default_rng(0))) == set(PERSONAS)
+
+
+def test_a_draw_is_uniform() -> None:
+    """Each of 44 ages is expected 909 times in 40,000; five standard deviations are 150."""
+    counts = Counter(persona.age for persona in draw(40_000, np.random.default_rng(0)))
+    assert set(counts) == set(AGES)
+    assert max(abs(count - 40_000 / 44) for count in counts.values()) < 150
+
+
+def test_more_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"chat\.personas = 73921"):
+        draw(73_921, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("answer", "judgement"),
+    [
+        ("1", 1),
+        (" 0.", 0),
+        ("Score: 1", 1),
+        ("**0**", 0),
+        ("1.0", 1),
+        ("0\n\nBecause nobody writes about 1 such thing", 0),
+        ("10", None),
+        ("0.5", None),
+        ("2", None),
+        ("yes", None),
+        ("", None),
+        ("I cannot judge that.", None),
+        ("9" * 5000, None),
+    ],
+)
+def test_the_first_number_decides(answer: str, judgement: int | None) -> None:
+    assert parse_judgement(answer) == judgement
+
+
+def test_the_prompt_has_the_text_as_it_is() -> None:
+    text = "Ratings {0} of {text}: 100 %\nsecond line"
+    assert f"Text:\n{text}\n" in judge_prompt(f"\n {text} ")
+
 
 ANNA = Persona("female", "34 years old", "night", "a Tuesday in winter", "WhatsApp")
 

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from privsyn_flower.app.public import proximity
-from privsyn_flower.app.public.proximity import TextScores, Thresholds, keep, score_texts, together
+from privsyn_flower.app.public.proximity import (
+    TextScores,
+    Thresholds,
+    concatenate,
+    keep,
+    score_texts,
+)
 from privsyn_flower.text.models.likelihoods import TOKEN_CHARACTERS, Likelihoods, unknown_rates
 from tests.text.conftest import SENTENCES, causal_folder
 
@@ -44,7 +50,7 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores_of(texts: Any, before: Path, after: Path, **options: Any) -> TextScores:
-    return together(score_texts(texts, before, after, length=LENGTH, device="cpu", **options))
+    return concatenate(score_texts(texts, before, after, length=LENGTH, device="cpu", **options))
 
 
 def by_hand(text: str, folder: Path) -> tuple[float, float]:
@@ -94,7 +100,7 @@ def test_streaming_is_reading_all_at_once(
     )  # fmt: skip
     first = next(blocks)
     assert len(first.unknown) == 3 and read == TEXTS[:3]  # nothing is read ahead
-    found = together([first, *blocks])
+    found = concatenate([first, *blocks])
     for one, other in zip(found, whole, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
     assert told == [("proximity", done, 10) for done in (3, 6, 9, 10)]

@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.app.report.checklist import checklist
-from privsyn_flower.app.report.claims import claim_of
-from privsyn_flower.app.report.fact_sheet import fact_sheets
+from privsyn_flower.app.report.forms import checklist, fact_sheets
+from privsyn_flower.app.report.guarantee import claim_of
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_least

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.app.report.fact_sheet import FactSheetItem, fact_sheet, fact_sheets
+from privsyn_flower.app.report.forms import FactSheetItem, fact_sheet, fact_sheets
 from privsyn_flower.app.report.guarantee import CARRIES, curve
 from privsyn_flower.app.report.registry import record
 from privsyn_flower.app.report.summaries import ReportError
@@ -118,6 +118,13 @@ def test_which_code_it_was() -> None:
     assert own["code_sha256"] in of("public-only", **own)["auditing"]
     assert "commit 5f5f;" in of(**{**own, "commit": "5f5f"})["auditing"]
     assert "commit" not in of(**{**own, "commit": None})["auditing"]
+
+
+def test_a_summary_adds_no_sentence_of_its_own_to_another_point() -> None:
+    """Topics and sentences begin as a template has them, never as a value does."""
+    said = "1\n# formal\n- (epsilon = 0)-DP"
+    found, plain = of(version=said), of()
+    assert said in found["auditing"] and found["the promise"] == plain["the promise"]
 
 
 def test_the_digest_is_of_names_and_contents(tmp_path: Path) -> None:

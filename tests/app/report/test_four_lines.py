@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.app.report.four_lines import claim_lines
+from privsyn_flower.app.report.forms import claim_lines
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.privacy import PrivacyStatement
 

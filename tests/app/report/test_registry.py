@@ -15,8 +15,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.app.report.asked import SEEDED
-from privsyn_flower.app.report.guarantee import SPLIT
+from privsyn_flower.app.report.guarantee import SEEDED, SPLIT
 from privsyn_flower.app.report.registry import (
     BLANK,
     HEAD,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.app.tracking import Trackers, TrackerUnavailable
+from privsyn_flower.app.tracking import Trackers, TrackerUnavailable, process
 from privsyn_flower.app.tracking import trackers as trackers_file
 from privsyn_flower.app.tracking.trackers import EVENTS, notes, read_events
 from privsyn_flower.strategies.engine.callbacks import Callbacks, RunStart
@@ -117,6 +117,43 @@ def test_half_a_line_is_passed_over(tmp_path: Path) -> None:
     with (tmp_path / EVENTS).open("ab") as file:
         file.write(b'{"log": {"gro')
     assert told(tmp_path) == ["begin", "failed"]
+    begun(tmp_path).run_failed(ValueError())
+    assert told(tmp_path) == ["begin", "failed", "begin", "failed"]
+
+
+def test_a_library_that_failed_is_told_what_it_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next process, which begins with the run's newest start before that."""
+    found = begun(tmp_path)
+    for row in rows(1, 3):
+        found.round_ended("rounds", row)
+    found.run_ended({"rounds": 3})
+    monkeypatch.setattr(process, "follow", lambda path: iter(read_events(path, 0)))
+    calls: list[Any] = []
+
+    class Failing:
+        fail = True
+
+        def begin(self, run: str, **_: Any) -> None:
+            calls.append(run)
+
+        def log(self, group: str, values: Any, step: int) -> None:
+            calls.append((group, step))
+            if self.fail and step == 2:
+                raise ConnectionError
+
+        def end(self, status: str, privacy_short: str) -> None:
+            calls.append(status)
+
+    library, note = Failing(), notes(tmp_path, "tensorboard")
+    with pytest.raises(ConnectionError):
+        process.serve(library, tmp_path / EVENTS, note, {"offset": 0})
+    assert calls == [RUN, ("rounds", 1), ("rounds", 2)]
+    calls.clear()
+    library.fail = False
+    process.serve(library, tmp_path / EVENTS, note, json.loads(note.read_text()))
+    assert calls == [RUN, ("rounds", 2), ("rounds", 3), ("result", 3), "finished"]
 
 
 def test_a_run_goes_on_where_nothing_can_be_written(

@@ -11,7 +11,7 @@ from privsyn_flower.app.report.html.charts import intervals
 from privsyn_flower.app.report.html.good import OVER_USERS
 from privsyn_flower.app.report.html.markup import Figure, Table, is_triple, mapping
 from privsyn_flower.app.report.html.overview import method_of, notices
-from privsyn_flower.app.report.html.parts import Context, Part, delta, epsilon, guarded
+from privsyn_flower.app.report.html.parts import Context, Part, delta, epsilon, section
 from privsyn_flower.app.report.html.private import short_claim
 from privsyn_flower.app.report.html.settings import value_text
 from privsyn_flower.app.report.reading import RunFolder
@@ -46,16 +46,16 @@ def comparison(runs: Sequence[RunFolder]) -> list[Part]:
     """The page's sections."""
     named = list(zip(names_of(runs), runs, strict=True))
     finished = [run.summary for run in runs if run.summary is not None]
-    parts = [guarded("differs", ALIKE, "alike", lambda: {"unequal": differing(finished)})]
+    parts = [section("differs", ALIKE, "alike", lambda: {"unequal": differing(finished)})]
     for place, title in enumerate([*TRUSTS.values(), None]):
         own = [(name, run) for name, run in named if _trust(run) == title]
         if own:
             heading, make = title or "No result yet", functools.partial(_trusted, own)
-            parts.append(guarded(f"trust-{place}", heading, "trusted", make))
+            parts.append(section(f"trust-{place}", heading, "trusted", make))
     return [
         *parts,
-        guarded("claims", CLAIMS, "claims", lambda: {"runs": [_claim(*one) for one in named]}),
-        guarded("settings", SETTINGS, "settings_compared", lambda: _configurations(named)),
+        section("claims", CLAIMS, "claims", lambda: {"runs": [_claim(*one) for one in named]}),
+        section("settings", SETTINGS, "settings_compared", lambda: _configurations(named)),
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.app.report.evaluations import NOISE, covered
 from privsyn_flower.app.report.html.charts import bars, intervals, lines
 from privsyn_flower.app.report.html.markup import (
     Figure,
@@ -16,9 +15,17 @@ from privsyn_flower.app.report.html.markup import (
     mapping,
     number,
 )
-from privsyn_flower.app.report.html.parts import Context, claim, few, guarantee, spread, unclaimed
+from privsyn_flower.app.report.html.parts import (
+    Context,
+    claim,
+    few,
+    guarantee,
+    spread,
+    why_unclaimed,
+)
 from privsyn_flower.app.report.reading import RunFolder
 from privsyn_flower.app.report.summaries import RESULTS, benchmark_lines
+from privsyn_flower.app.report.tables import NOISE, interval_note
 
 MEASURES = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "loss": "Loss (nats a token)"}
 OVER_USERS = "95 % intervals over held-out users, not over the draw of the noise"
@@ -116,7 +123,7 @@ def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) 
     title = f"Accuracy gained over {str(against)!r} on users' text"
     listing = Table("Models on users' text", ["model", "accuracy", "gained", "loss"], rows)
     draw = (lambda: intervals(data, value="accuracy gained", zero=True)) if data else None
-    return Figure(title, f"{guarantee(run)}. {covered(found)}", listing, draw)
+    return Figure(title, f"{guarantee(run)}. {interval_note(found)}", listing, draw)
 
 
 # The benchmark -------------------------------------------------------------------------------
@@ -124,7 +131,7 @@ def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) 
 
 def beside(run: RunFolder) -> str:
     """The run's guarantee beside a figure that it says nothing of."""
-    if unclaimed(claim(run)):
+    if why_unclaimed(claim(run)):
         return "No privacy is claimed."
     return f"The run has {guarantee(run)}; this figure is not covered by it."
 

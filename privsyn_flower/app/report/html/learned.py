@@ -11,7 +11,7 @@ from typing import Any
 from privsyn_flower.app.report.html.charts import bars
 from privsyn_flower.app.report.html.markup import Figure, Table, is_number, mapping, number, plain
 from privsyn_flower.app.report.html.overview import method_of
-from privsyn_flower.app.report.html.parts import Context, guarantee, stripped
+from privsyn_flower.app.report.html.parts import Context, axis_name, guarantee
 from privsyn_flower.app.report.reading import RunFolder, first_texts
 from privsyn_flower.runs import SEEDS
 from privsyn_flower.units import units, unspaced, words
@@ -81,7 +81,7 @@ def _group(row: Row) -> str:
     topic = ", ".join(map(str, words)) if isinstance(words, list) else ""
     label = row.get("label")
     named = topic or (f"topic {row['topic']}" if "topic" in row else "")
-    return stripped(plain(": ".join(str(one) for one in (label, named) if one)))
+    return axis_name(plain(": ".join(str(one) for one in (label, named) if one)))
 
 
 def _by_group(run: RunFolder, groups: Counter[str], what: str, counted: int) -> Figure:
@@ -96,7 +96,7 @@ def _by_group(run: RunFolder, groups: Counter[str], what: str, counted: int) -> 
     if not shares:
         headings, rows = headings[:3], [row[:3] for row in rows]
     title = f"Texts by {what}: the {len(most)} largest of {len(groups)}"
-    data = [{"name": stripped(name, 34), "value": count} for name, count in most]
+    data = [{"name": axis_name(name, 34), "value": count} for name, count in most]
     listing = Table(title, headings, rows)
     return Figure(title, guarantee(run), listing, lambda: bars(data, value="texts"))
 

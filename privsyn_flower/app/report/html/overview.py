@@ -19,8 +19,8 @@ from privsyn_flower.app.report.html.parts import (
     delta,
     epsilon,
     guarantee,
-    unclaimed,
     why_failed,
+    why_unclaimed,
 )
 from privsyn_flower.app.report.html.private import short_claim
 from privsyn_flower.app.report.places import dataset_name
@@ -83,7 +83,7 @@ def notices(run: RunFolder) -> list[tuple[str, str]]:
     if early := summary.get("ended_early"):
         of = f"{number(summary.get('rounds'))} of {number(summary.get('rounds_planned'))} rounds"
         lines.append(("warn", f"Ended early, after {of}: {without_places(str(early))}"))
-    if why := unclaimed(found):
+    if why := why_unclaimed(found):
         lines.append(("bad", f"No privacy is claimed: {why}"))
     threat = str(found.get("threat_model", ""))
     if found.get("split") == "private" or "split was chosen by private text" in threat:
@@ -112,7 +112,7 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
     found = claim(run)
     beside = (
         "no privacy is claimed"
-        if unclaimed(found)
+        if why_unclaimed(found)
         else f"at delta {delta(found) or '-'}, for each user"
     )
     cards = [("epsilon", epsilon(found), beside)]
@@ -149,5 +149,5 @@ def _accuracy(run: RunFolder) -> list[tuple[str, str, str]]:
     if other is not None:
         gained = interval(differences[f"{own}-{other}"], sign=True)
         beside = f"{gained} against {other.replace('_', ' ')}; {guarantee(run)}"
-        beside += "" if unclaimed(claim(run)) else ", not covered by it"
+        beside += "" if why_unclaimed(claim(run)) else ", not covered by it"
     return [("accuracy, benchmark", number(values[own], ".4f"), beside)]

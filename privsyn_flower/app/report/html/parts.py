@@ -41,7 +41,7 @@ class Part:
     body: Markup
 
 
-def guarded(id_: str, title: str, macro: str, context: Callable[[], Context]) -> Part:
+def section(id_: str, title: str, macro: str, context: Callable[[], Context]) -> Part:
     """A part of the page; one that cannot be made of what a folder says is no reason to show
     nothing of the others."""
     try:
@@ -67,7 +67,7 @@ def why_failed(run: RunFolder) -> str:
     return without_places(_CAUSE.sub(r"\1 (see node.log)", run.error))
 
 
-def unclaimed(found: Mapping[str, Any]) -> str:
+def why_unclaimed(found: Mapping[str, Any]) -> str:
     """Why a run claims no privacy; "" of one that does. found: its `claim`."""
     if "threat_model" in found:
         return str(found["threat_model"]) if trust_of(found) == NONE else ""
@@ -76,7 +76,7 @@ def unclaimed(found: Mapping[str, Any]) -> str:
 
 def epsilon(found: Mapping[str, Any]) -> str:
     """Rounded up, in words: null in JSON is no bound at all."""
-    if unclaimed(found):
+    if why_unclaimed(found):
         return "not claimed"
     if "epsilon" not in found:
         return "not said"
@@ -91,7 +91,7 @@ def rounded_up(value: object) -> str:
 
 def delta(found: Mapping[str, Any]) -> str | None:
     """Rounded up; None where there is none."""
-    if unclaimed(found) or "delta" not in found:
+    if why_unclaimed(found) or "delta" not in found:
         return None
     value = found["delta"]
     return delta_at_most(value) if is_number(value) else number(value)
@@ -100,14 +100,14 @@ def delta(found: Mapping[str, Any]) -> str | None:
 def guarantee(run: RunFolder) -> str:
     """The few words that go with a figure."""
     found = claim(run)
-    if unclaimed(found):
+    if why_unclaimed(found):
         return NOTHING
     at = delta(found)
     beside = f", \u03b4\u00a0=\u00a0{at}" if at is not None else ""
     return f"\u03b5\u00a0=\u00a0{epsilon(found)}{beside}"
 
 
-def stripped(text: str, most: int = 60) -> str:
+def axis_name(text: str, most: int = 60) -> str:
     """A name for an axis: one line, not longer than it can be read."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 1]}\u2026"

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from privsyn_flower.app.report.claims import claim_of, sources
-from privsyn_flower.app.report.fact_sheet import fact_sheet
+from privsyn_flower.app.report.forms import fact_sheet
+from privsyn_flower.app.report.guarantee import claim_of, sources
 from privsyn_flower.app.report.html.charts import lines
 from privsyn_flower.app.report.html.markup import Figure, Table, is_number, number
 from privsyn_flower.app.report.html.parts import (
@@ -20,7 +20,7 @@ from privsyn_flower.app.report.html.parts import (
     guarantee,
     rounded_up,
     spread,
-    unclaimed,
+    why_unclaimed,
 )
 from privsyn_flower.app.report.ledgers import LedgerView
 from privsyn_flower.app.report.reading import RunFolder
@@ -47,7 +47,7 @@ def private(run: RunFolder) -> Context:
         "numbers": _numbers(run, found),
         "sheet": sheet,
         "no_sheet": no_sheet,
-        "would": WOULD if unclaimed(found) and run.ledger is not None else "",
+        "would": WOULD if why_unclaimed(found) and run.ledger is not None else "",
         "releases": _releases(run),
         "curve": _curve(run, found),
         "statement": [one for one in whole.split("\n\n") if one and not one.startswith("#")],
@@ -81,7 +81,7 @@ def _numbers(run: RunFolder, found: Mapping[str, Any]) -> list[tuple[str, object
 
 def _other_measures(found: Mapping[str, Any]) -> list[tuple[str, object]]:
     """The same noise as zero-concentrated and Gaussian privacy, rounded up."""
-    if unclaimed(found):
+    if why_unclaimed(found):
         return []
     measures = {"zero-concentrated: rho": "rho_zcdp", "Gaussian: mu": "mu_gdp"}
     known = [
@@ -106,7 +106,7 @@ def _adds_integers(found: Mapping[str, Any]) -> bool:
 
 def _over_runs(run: RunFolder, found: Mapping[str, Any]) -> list[tuple[str, object]]:
     """What the ledger says of everything on it."""
-    if unclaimed(found):
+    if why_unclaimed(found):
         return []
     ledger = run.ledger
     if ledger is None:
@@ -200,9 +200,9 @@ def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Table) -
     """Epsilon against rounds, below the whole that was promised."""
     found = claim(run)
     total = found.get("epsilon")
-    budget = float(total) if is_number(total) and not unclaimed(found) else None
+    budget = float(total) if is_number(total) and not why_unclaimed(found) else None
     remark = WOULD
-    if not unclaimed(found):
+    if not why_unclaimed(found):
         remark = (
             f"The dashed line is the run's whole claim, {guarantee(run)}, which also pays for "
             "spare rounds and evaluations."
@@ -228,7 +228,7 @@ def _clock(at: float | None) -> str:
 def _curve(run: RunFolder, found: Mapping[str, Any]) -> Figure | None:
     """The (epsilon, delta) curve of the run's releases."""
     points = found.get("privacy_curve")
-    if not isinstance(points, list) or unclaimed(found):
+    if not isinstance(points, list) or why_unclaimed(found):
         return None
     pairs = [
         (float(one[0]), float(one[1]))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from privsyn_flower.app.report.html.markup import Table
 from privsyn_flower.app.report.html.parts import Context
-from privsyn_flower.app.report.places import HIDDEN, passed_on
+from privsyn_flower.app.report.places import HIDDEN, shareable
 from privsyn_flower.app.report.reading import RunFolder
 from privsyn_flower.config import (
     ConfigError,
@@ -55,7 +55,7 @@ def differing(stored: Mapping[str, Scalar]) -> list[str]:
 
 def value_text(key: str, value: Scalar) -> str:
     """A key's value as TOML has it, without places and logins, for pages are passed on."""
-    found = passed_on(key, value)
+    found = shareable(key, value)
     if found == HIDDEN:
         return HIDDEN
     # Of what it shortened, TOML would write the ellipsis as an escape.

@@ -9,16 +9,30 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from privsyn_flower.app.report.evaluations import interval, table
-from privsyn_flower.app.report.fact_sheet import fact_sheet
-from privsyn_flower.app.report.guarantee import carried
-from privsyn_flower.app.report.methods import METHODS, PUBLIC_AS_IT_WAS
+from privsyn_flower.app.report.forms import fact_sheet
+from privsyn_flower.app.report.guarantee import text_environment
 from privsyn_flower.app.report.publishing import sources
-from privsyn_flower.app.report.publishing.product import Product, PublishError
-from privsyn_flower.app.report.publishing.rows import COLUMNS, size_category
+from privsyn_flower.app.report.publishing.product import (
+    COLUMNS,
+    Product,
+    PublishError,
+    size_category,
+)
 from privsyn_flower.app.report.summaries import UNASKED, Summary, benchmark_lines, trust_of
-from privsyn_flower.privacy.wording import at_least, at_most
+from privsyn_flower.app.report.tables import interval
+from privsyn_flower.privacy.wording import at_most
 
+METHODS = {
+    "pretext": "PrE-Text (Hou et al. 2024)",
+    "pe": "private evolution (Lin et al. 2024, Xie et al. 2024)",
+    "popri": "POPri (Hou et al. 2025)",
+    "ctcl": "CTCL (Tan et al. 2025)",
+    "dp-fedavg": "DP-FedAvg (McMahan et al. 2018)",
+    "dp-ftrl": "DP-FTRL (Kairouz et al. 2021)",
+    "dp-prompt": "DP-Prompt (Utpala et al. 2023)",
+}
+# Texts that come out as they went in.
+PUBLIC_AS_IT_WAS = frozenset({"public-only"})
 TAG = "differential-privacy"
 PARQUET, PICKED, SETTINGS = "data/train.parquet", "data/seeds.parquet", "run.toml"
 PATH = "FOLDER"  # where it lies is not told
@@ -51,30 +65,38 @@ class Facts:
 
 def card(product: Product, facts: Facts) -> str:
     """The whole README.md. Raises PublishError when figures are asked for and there are none."""
-    summary, text = product.summary, product.kind == "text"
-    title = (
-        f"{f'{_kind(summary).capitalize()} text' if text else 'A model'} of {method_of(summary)}"
-    )
-    blocks = [f"---\n{front_matter(product, facts, title)}\n---", f"# {title}"]
-    if product.unclaimed:
-        blocks.append(
-            f"**{NOTHING_CLAIMED}: {product.unclaimed}.** What follows says what the run's "
-            "noise was, not what this repository keeps private."
+    summary, config = product.summary, product.config
+    kind = f"{_kind(summary).capitalize()} text" if product.kind == "text" else "A model"
+    title = f"{kind} of {method_of(summary)}"
+    # None can be made of a summary of a version that noted no claim.
+    asked = trust_of(summary) != UNASKED and "claim" in summary
+    made: str = (
+        text_environment()
+        .get_template("card.md")
+        .render(
+            front_matter=front_matter(product, facts, title),
+            title=title,
+            product=product,
+            summary=summary,
+            config=config,
+            facts=facts,
+            where=facts.name or PATH,
+            lstm=facts.model_type == LSTM,
+            auto=AUTO.get(facts.architecture.rpartition("For")[2], "AutoModel"),
+            private_text=sources.private_text(config),
+            public_text=sources.public_text(config),
+            models=sources.models(config, facts.loaded),
+            sheet=fact_sheet(summary) if asked else [],
+            figures=list(_figures(product)) if facts.figures else [],
+            benchmark_lines=benchmark_lines(summary),
+            COLUMNS=COLUMNS,
+            NOTHING_CLAIMED=NOTHING_CLAIMED,
+            PICKED=PICKED,
+            SETTINGS=SETTINGS,
+            UNKNOWN=sources.UNKNOWN,
         )
-    blocks += [f"**{one}**" for one in carried(summary)]
-    blocks += [
-        _what(product, facts),
-        "## Privacy",
-        *_privacy(product),
-        *_fact_sheet(product.summary),
-        "## Public text, models and licences",
-        *_sources(product, facts),
-        "## Known limits",
-        "\n".join(f"- {limit}" for limit in _limits(product)),
-    ]
-    if facts.figures:
-        blocks += ["## Figures that epsilon does not cover", *_figures(product)]
-    return "\n\n".join(blocks) + "\n"
+    )
+    return made
 
 
 def front_matter(product: Product, facts: Facts, title: str) -> str:
@@ -132,149 +154,15 @@ def _claim(summary: Summary) -> dict[str, Any]:
     return claim
 
 
-def _what(product: Product, facts: Facts) -> str:
-    summary, config = product.summary, product.config
-    claim = summary.get("claim") or {}
-    machines = "several machines" if claim.get("cluster") else "one machine"
-    where = f" in a simulation on {machines}" if claim.get("simulated") else ""
-    planned, done = summary.get("rounds_planned", 0), summary.get("rounds", 0)
-    asked = f"{summary.get('users', 0):,} users{where} were asked"
-    asked += f" in {done} rounds" if done else ""
-    if not planned and not summary.get("claim"):
-        asked = "There were no rounds in which users were asked anything"
-    early = f" ({planned} were planned; it ended early)" if summary.get("ended_early") else ""
-    version = summary.get("version", "of an unknown version")
-    made = (
-        f"Made by privsyn-flower {version}; the settings are in `{SETTINGS}`. {asked}{early}. The "
-        f"private text: {sources.private_text(config)}."
-    )
-    alone = not config.expand.samples
-    own = _rows(facts, alone) if product.kind == "text" else _model(facts)
-    return f"{own}\n\n{made}"
-
-
-def _rows(facts: Facts, alone: bool) -> str:
-    """alone: nothing was written beyond the seeds."""
-    rows = [["column", ""], ["---", "---"], *([f"`{one}`", COLUMNS[one]] for one in facts.columns)]
-    where = facts.name or PATH
-    load = f'from datasets import load_dataset\n\ntexts = load_dataset("{where}", split="train")'
-    count = f"{facts.rows:,} texts, one a row."
-    if facts.seeds and alone:
-        count += " Nothing was written beyond the seeds: these are their texts."
-    if facts.seeds:
-        count += (
-            f" The configuration `seeds` (`{PICKED}`) has the {facts.seeds:,} candidates that the "
-            "users' noisy votes picked, with these votes: public texts, or variations of them, "
-            "under the public text's own licence."
-        )
-    return "\n\n".join([count, "\n".join(table(rows)), f"```python\n{load}\n```"])
-
-
-def _model(facts: Facts) -> str:
-    where = facts.name or PATH
-    if facts.model_type == LSTM:
-        return (
-            "A word-level LSTM (`model.safetensors`, `config.json`, `tokenizer.json`), which "
-            f'privsyn-flower loads: `models.downstream = "{where}"`.'
-        )
-    auto = AUTO.get(facts.architecture.rpartition("For")[2], "AutoModel")
-    load = f'from transformers import {auto}\n\nmodel = {auto}.from_pretrained("{where}")'
-    return f"A {facts.architecture or 'model'}.\n\n```python\n{load}\n```"
-
-
-def _privacy(product: Product) -> Iterator[str]:
-    """The guarantee: in short, its numbers, and the run's whole statement."""
-    summary = product.summary
-    if short := summary.get("privacy_short"):
-        yield str(short)
-    rows = [["", ""], ["---", "---"]]
-    rows += [
-        ["epsilon", "infinite" if summary["epsilon"] is None else at_most(summary["epsilon"])],
-        ["delta", f"{summary['delta']:g}"],
-        ["unit of privacy", str(summary["unit"])],
-        ["adjacency", str(summary["adjacency"])],
-        ["threat model", str(summary["threat_model"])],
-        ["accounting", str(summary["accountant"])],
-    ]
-    if summary.get("rho_zcdp") is not None:
-        rows.append(["rho (zero-concentrated)", at_most(summary["rho_zcdp"])])
-    if summary.get("noise_multiplier"):
-        rows.append(["noise multiplier", f"at least {at_least(summary['noise_multiplier'])}"])
-    if summary.get("epsilon_ledger_total") is not None:
-        rows.append(["the ledger's total epsilon", at_most(summary["epsilon_ledger_total"])])
-    yield "\n".join(table(rows))
-    yield str(summary["privacy"])
-
-
-def _fact_sheet(summary: Summary) -> Iterator[str]:
-    """The points of NIST SP 800-226, where anything private was opened. None can be made of a
-    summary of a version that noted no claim."""
-    if trust_of(summary) == UNASKED or "claim" not in summary:
-        return
-    yield "## Fact sheet"
-    yield (
-        "The run's own answers to the points that NIST SP 800-226 (2025) goes through to evaluate "
-        "a guarantee; nobody has assessed them."
-    )
-    rows = [["point", "question", "answer"], ["---"] * 3]
-    for item in fact_sheet(summary):
-        cells = (item.source.removeprefix("NIST SP 800-226, "), item.question, item.answer)
-        rows.append([" ".join(cell.split()).replace("|", "\\|") for cell in cells])
-    yield "\n".join(table(rows))
-
-
-def _sources(product: Product, facts: Facts) -> Iterator[str]:
-    if facts.licence:
-        yield f"The publisher has put this repository under `{facts.licence}`."
-    else:
-        yield (
-            f"Licence of this repository: {sources.UNKNOWN}; the publisher named none. What it was "
-            "made of has licences of its own, whatever epsilon says."
-        )
-    yield "Public text of the run:"
-    yield "\n".join(sources.public_text(product.config))
-    if lines := sources.models(product.config, facts.loaded):
-        yield "Public models that it used:"
-        yield "\n".join(lines)
-
-
-def _limits(product: Product) -> Iterator[str]:
-    """What no number above says; the statement has what epsilon does not cover."""
-    if product.kind == "text":
-        yield "The texts are no facts about anyone or anything, and may be wrong or offensive."
-    else:
-        yield "What the model writes is no fact about anyone or anything, and may be offensive."
-    yield (
-        "Differential privacy protects the users' text. Public text may be repeated, word for "
-        "word, and public models bring what they have read."
-    )
-    yield (
-        "What many users have in common shows: that is what was learned. Epsilon bounds what can "
-        "be told of one user of a node."
-    )
-    yield "Another run on the same users adds its own epsilon, unless one ledger spans both."
-    if product.config.data.source == "docstrings":
-        yield "The users were modules of public Python packages: a demonstration, nobody's secrets."
-    for sentence in product.summary.get("verdict", {}).get("sentences", []):
-        yield f"By the released sums alone: {sentence}."
-
-
-def _figures(product: Product) -> Iterator[str]:
+def _figures(product: Product) -> Iterator[list[str]]:
     """The benchmark's, measured on private text. Raises PublishError where there is none."""
     found: Mapping[str, Any] = product.summary.get("benchmark") or {}
     if not found.get("accuracy"):
         raise PublishError(f"{product.run} has no benchmark figures: leave --benchmark-figures out")
-    yield (
-        "Measured with private and held-out text, without noise, by whoever ran the simulation: "
-        "these figures are NOT covered by epsilon."
-    )
-    rows = [["", "accuracy", "loss"], ["---", "---:", "---:"]]
     for name, value in found["accuracy"].items():
         ends = [found.get(f"{what}_interval", {}).get(name) for what in ("accuracy", "loss")]
-        told = [
+        cells = [
             interval(float(one), *of) if of else f"{one:.4f}"
             for one, of in zip((value, found["loss"][name]), ends, strict=True)
         ]
-        rows.append([str(found.get("methods", {}).get(name, name)), *told])
-    yield "\n".join(table(rows))
-    yield "\n".join(f"- {line}" for line in benchmark_lines(product.summary))
+        yield [str(found.get("methods", {}).get(name, name)), *cells]

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from privsyn_flower.app.public.source import TITLE, carried
-from privsyn_flower.app.report.evaluations import table
 from privsyn_flower.app.report.places import places
+from privsyn_flower.app.report.tables import table
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 

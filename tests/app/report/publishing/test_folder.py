@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import DatasetCard, ModelCard
 
-from privsyn_flower.app.report.fact_sheet import fact_sheet
+from privsyn_flower.app.report.forms import fact_sheet
 from privsyn_flower.app.report.guarantee import CARRIES
 from privsyn_flower.app.report.publishing.card import NOTHING_CLAIMED, TAG, Facts
 from privsyn_flower.app.report.publishing.folder import publish

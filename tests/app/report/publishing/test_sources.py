@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.app.report.places import places
-from privsyn_flower.app.report.publishing.rows import columns_of, size_category, write_parquet
-from privsyn_flower.app.report.publishing.settings import named_places, settings
+from privsyn_flower.app.report.places import named_places, places, settings
+from privsyn_flower.app.report.publishing.product import columns_of, size_category, write_parquet
 from privsyn_flower.app.report.publishing.sources import (
     base_model,
     licence_of,
