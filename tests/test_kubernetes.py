@@ -24,7 +24,7 @@ import yaml
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 
 from privsyn_flower import __version__
-from privsyn_flower.app.local.certificates import AUTHORITY, CERTIFICATE, KEY, write_certificates
+from privsyn_flower.app.local.layout import AUTHORITY, CERTIFICATE, KEY, write_certificates
 from privsyn_flower.app.local.own_account import COMMANDS
 from privsyn_flower.app.local.processes import free_port
 from privsyn_flower.client_apps.node.device import NODE_KEYS

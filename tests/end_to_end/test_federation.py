@@ -22,8 +22,8 @@ import pytest
 
 from privsyn_flower.app.cli.run import RunFailed, run_command
 from privsyn_flower.app.local import simulation as launch
-from privsyn_flower.app.local.certificates import AUTHORITY
 from privsyn_flower.app.local.federation import CONNECTION, FederationRun, LocalFederation
+from privsyn_flower.app.local.layout import AUTHORITY
 from privsyn_flower.app.local.processes import started_under
 from privsyn_flower.app.local.simulation import FlowerError
 from privsyn_flower.client_apps.answers import Taking

@@ -10,28 +10,28 @@ variance    what is left of the sums without users' vectors, at survivors of hon
             against the variance that is charged.
 correlation of an aggregator's noise, which is correlated between rounds: whitened, the rounds
             must be independent.
-coins       where users toss coins: how often they come up, how often the canary's vector is in a
-            sum that it was there for, and whether users' coins are independent (`coins`).
+sampling    where users are sampled: how often, how often the canary's vector is in a sum that it
+            was there for, and whether users are sampled independently (`statistics`).
 
 What a run asks besides its rounds, CTCL's histogram of topics, is a measurement of its own.
 
 Of the nodes' noise one release is measured, because every release has noise of its own; of an
 aggregator's noise all rounds of a run together.
 
-With coins the claim is that of a sampled release, and the adversary, who knows everybody else's
-coins, has N(0, 1) against (1 - q) N(0, 1) + q N(mu, 1). Hits and false alarms alone certify
-log((hits - delta) / alarms) at most, which takes far more trials than there are
+With Poisson sampling the claim is that of a sampled release, and the adversary, who knows which
+others are sampled, has N(0, 1) against (1 - q) N(0, 1) + q N(mu, 1). Hits and false alarms alone
+certify log((hits - delta) / alarms) at most, which takes far more trials than there are
 (Zanella-Beguelin et al. 2023, arXiv 2206.05199, "Bayesian estimation of differential privacy"). So
 the form of the pair is taken as given, as in Nasr et al., but neither of its numbers: the auditor
-sees the coins, bounds mu by the trials in which the canary's vector was in the sum and q by how
-often it was, and epsilon of that pair is exact.
+sees who is sampled, bounds mu by the trials in which the canary's vector was in the sum and q by
+how often it was, and epsilon of that pair is exact.
 
 What this does not know: the bound reads epsilon off mu and q, which is exact for Gaussian noise
-and coins that are independent of it, and as good as exact for integer noise as close to it as the
+and sampling that is independent of it, and as good as exact for integer noise as close to it as the
 nodes'; one canary and one configuration are tried, so passing is evidence and no proof;
-randomness, of noise or coins, that an adversary could predict passes; of an answer's time, which
-may tell how a coin fell, nothing is measured; and coins of one round only, not of one user's
-coins in many rounds.
+randomness, of noise or sampling, that an adversary could predict passes; of an answer's time, which
+may reveal participation, nothing is measured; and the sampling of one round only, not that of
+one user in many rounds.
 """
 
 from privsyn_flower.app.audit.measure import Audit, audit, described, kinds

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.app.audit.coins import Coins, counted_coins
 from privsyn_flower.app.audit.model_cases import evaluation_case, update_case
 from privsyn_flower.app.audit.path import AuditError, Case
 from privsyn_flower.app.audit.settings import (
@@ -22,10 +21,12 @@ from privsyn_flower.app.audit.settings import (
     nodes_setting,
 )
 from privsyn_flower.app.audit.statistics import (
+    SamplingTest,
     correlation_test,
     epsilon_lower_bound,
     filtered,
     halves,
+    sampling_test,
     variance_test,
     whitening,
 )
@@ -56,10 +57,10 @@ class Audit:
     takes part in a release with probability sampling_rate, or as often as the run allows, at
     `delta`. lower_bound: epsilon is at least this with probability `confidence`.
     noise_variance_ratio: measured / charged. variance_p_value: two-sided. correlation_p_value: of
-    noise that is independent between rounds once it is whitened; None of one release. coins: None
-    where every user takes part. contradiction: lower_bound above claimed_epsilon, noise below what
-    is charged, rounds that share noise, or coins that are not those of the rate. noise_multiplier:
-    of noise_source, the nodes or an aggregator, whose is before it is correlated.
+    noise that is independent between rounds once it is whitened; None of one release. sampling:
+    None where every user takes part. contradiction: lower_bound above claimed_epsilon, noise below
+    what is charged, rounds that share noise, or sampling that is not that of the rate.
+    noise_multiplier: of noise_source, the nodes or an aggregator, whose is before it is correlated.
     """
 
     kind: str
@@ -76,7 +77,7 @@ class Audit:
     rounds: int = 1
     correlation_p_value: float | None = None
     sampling_rate: float = 1.0
-    coins: Coins | None = None
+    sampling: SamplingTest | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object that the command prints."""
@@ -141,7 +142,7 @@ def _measured(
     correlation = correlation_test(left.reshape(len(left), -1)) if len(left) > 1 else None
     statistic, taken = filtered(left, shifts, seen.which, seen.put), seen.put > 0.5
     sampled = rate < 1
-    coins = counted_coins(seen.tosses, taken[seen.present], rate) if sampled else None
+    sampling = sampling_test(seen.draws, taken[seen.present], rate) if sampled else None
     found = Audit(
         kind=kind,
         claimed_epsilon=_claimed(config, seen, noise),
@@ -163,7 +164,7 @@ def _measured(
         rounds=setting.rounds,
         correlation_p_value=correlation,
         sampling_rate=rate,
-        coins=coins,
+        sampling=sampling,
     )
     return replace(found, contradiction=bool(_faults(found)))
 
@@ -177,7 +178,8 @@ def _faults(found: Audit) -> list[str]:
         why.append("the sums carry less noise than is charged")
     if found.correlation_p_value is not None and found.correlation_p_value < NOISE_LEVEL:
         why.append("rounds share noise")
-    return why + (found.coins.faults(found.sampling_rate, NOISE_LEVEL) if found.coins else [])
+    own = found.sampling
+    return why + (own.faults(found.sampling_rate, NOISE_LEVEL) if own else [])
 
 
 def _claimed(config: RunConfig, seen: Trials, noise: AggregatorNoise | None) -> float:
@@ -197,7 +199,7 @@ def described(found: Audit) -> str:
     whole = found.rounds > 1
     releases = f"all {found.rounds} rounds" if whole else "one release"
     takes_part = "takes part as often as the noise is made for" if whole else "takes part"
-    if found.coins:
+    if found.sampling:
         takes_part += f" with probability {found.sampling_rate:g}"
     where = "at survivors of weight W_min" if found.noise_source == "nodes" else "of an aggregator"
     rows = {
@@ -211,8 +213,8 @@ def described(found: Audit) -> str:
     }
     if found.correlation_p_value is not None:
         rows["rounds' p-value"] = f"{found.correlation_p_value:.3g} (of independent noise)"
-    if found.coins:
-        rows |= _coin_rows(found.coins, found.sampling_rate)
+    if found.sampling:
+        rows |= _sampling_rows(found.sampling, found.sampling_rate)
     why = _faults(found)
     if found.noise_variance_ratio > 1 and found.variance_p_value < NOISE_LEVEL:
         why.append("the sums carry more noise than is charged")
@@ -221,12 +223,12 @@ def described(found: Audit) -> str:
     return "\n".join([*lines, ": ".join([verdict, "; ".join(why)] if why else [verdict])])
 
 
-def _coin_rows(coins: Coins, rate: float) -> dict[str, str]:
-    heads = f"{coins.heads:.4f} of {coins.tosses} came up, {rate:g} is claimed"
+def _sampling_rows(own: SamplingTest, rate: float) -> dict[str, str]:
+    users = f"{own.sampled:.4f} of {own.draws} draws, {rate:g} is claimed"
     return {
-        "coins": f"{heads}; p-value {coins.heads_p_value:.3g} (two-sided)",
-        "canary's coin": f"in {coins.taken:.4f} of its sums; p-value {coins.taken_p_value:.3g}",
-        "shared coins": f"p-value {coins.shared_p_value:.3g} (of independent coins)",
+        "sampled": f"{users}; p-value {own.sampled_p_value:.3g} (two-sided)",
+        "canary sampled": f"in {own.canary:.4f} of its sums; p-value {own.canary_p_value:.3g}",
+        "independence": f"p-value {own.independence_p_value:.3g} (of independent sampling)",
     }
 
 

@@ -7,7 +7,7 @@ All trials travel in one sum: the vector is the trials' vectors one after the ot
 coordinate takes the same path as in a run. Noise and masks are independent by coordinate, so the
 trials are independent. Answers that are rotated are rotated for each trial by itself.
 
-Where users toss coins, a node has users of its own for every trial: it tosses for all of them at
+Where users are sampled, a node has users of its own for every trial: it samples all of them at
 once, as it does in a run, and each stretch of the vector is the answer of its own trial's users.
 """
 
@@ -70,10 +70,10 @@ class Seat:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a node sent in one round without noise, for each way in which its users' coins fell.
+    """What a node sent in one round without noise, for each way in which its users were sampled.
 
-    counted (k, u): whose coins came up. fell, without (k, L): what the node sends then, and without
-    the canary. up (k, L): what it would send had the canary's coin come up as well. which (T,):
+    counted (k, u): who was sampled. fell, without (k, L): what the node sends then, and without
+    the canary. up (k, L): what it would send had the canary been sampled as well. which (T,):
     the way that it was in each trial.
     """
 
@@ -91,7 +91,7 @@ class Sent:
 
     @property
     def shifts(self) -> I64:
-        """(k, L): what the canary changes when its coin comes up."""
+        """(k, L): what the canary changes when it is sampled."""
         return self.up - self.without
 
 
@@ -99,7 +99,7 @@ class Sent:
 class View:
     """What leaves no node, as the auditor knows it.
 
-    copies: users of a node for each one in the case; 1, or the trials where users toss coins.
+    copies: users of a node for each one in the case; 1, or the trials where users are sampled.
     known: round -> partition -> what the node sent.
     """
 
@@ -114,7 +114,7 @@ class View:
 def repeated(case: Case, view: View) -> Kind:
     """The kind with its vectors side by side for all trials: even ones with the canary.
 
-    Absent is zero-out: the canary is there and takes no part, however its coin fell.
+    Absent is zero-out: the canary is there and takes no part, sampled or not.
     """
     length, width = case.query.length, encoded_length(case.query)
 
@@ -132,8 +132,8 @@ def repeated(case: Case, view: View) -> Kind:
     def sent(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> Sent:
         some = dict(islice(users.items(), len(users) // view.copies))
         canary = np.array([user == CANARY for user in some], dtype=np.bool_)
-        coins = np.stack([taking.asked, taking.counted]).reshape(2, view.copies, -1)
-        ways, which = np.unique(coins.swapaxes(0, 1), axis=0, return_inverse=True)
+        draws = np.stack([taking.asked, taking.counted]).reshape(2, view.copies, -1)
+        ways, which = np.unique(draws.swapaxes(0, 1), axis=0, return_inverse=True)
         asked, counted = ways[:, 0], ways[:, 1]
 
         def table(asked: Bools, counted: Bools) -> I64:
@@ -145,7 +145,7 @@ def repeated(case: Case, view: View) -> Kind:
             fell=table(asked, counted),
             without=table(asked & ~canary, counted & ~canary),
             up=table(asked, counted | (asked & canary)),
-            # Without coins there is one way, and all trials are alike.
+            # Without sampling there is one way, and all trials are alike.
             which=np.broadcast_to(which.ravel(), view.trials),
         )
 

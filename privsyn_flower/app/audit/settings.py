@@ -41,7 +41,7 @@ def audited_phase(config: RunConfig, kind: str) -> Phase:
 
 
 def nodes_setting(config: RunConfig, phase: Phase) -> Setting:
-    """One release with the nodes' noise and, where the phase samples, its users' coins.
+    """One release with the nodes' noise and, where the phase samples, its users' sampling.
 
     The honest survivors weigh exactly W_min, so the noise is what is charged and no more: the
     plan's spare weight is lost after masking, and the colluders' noise is known to them.

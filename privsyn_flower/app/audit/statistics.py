@@ -1,11 +1,11 @@
 """What an audit computes from its trials: bounds on mu, and tests of the noise.
 
-No claim enters here but the standard deviation that the noise should have.
-"""
+No claim enters here but the standard deviation that the noise should have."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,23 +21,23 @@ Halves = tuple[F64, F64]
 
 
 def epsilon_lower_bound(
-    present: Halves, absent: Halves, delta: float, confidence: float, coins: Bools | None = None
+    present: Halves, absent: Halves, delta: float, confidence: float, sampled: Bools | None = None
 ) -> float:
     """epsilon >= this with probability `confidence`, of a release that the canary may be in.
 
-    present: the statistic of trials whose sums have the canary's vector. coins (n,): for each
+    present: the statistic of trials whose sums have the canary's vector. sampled (n,): for each
     trial with the canary, whether its vector was in the sum; None: it always was.
 
-    With coins the pair is N(0, 1) against (1 - q) N(0, 1) + q N(mu, 1). The auditor sees the coins,
-    so mu is bounded by the trials in which they came up, and q by how often they did: given the
-    coins, the noise is independent of them, and the two confidences multiply. Epsilon grows with
-    mu and with q, because less of either is post-processing of more. Nothing is taken from the
-    claim, so that a rate that is not kept makes the bound larger.
+    With sampling the pair is N(0, 1) against (1 - q) N(0, 1) + q N(mu, 1). The auditor sees who is
+    sampled, so mu is bounded by the trials in which the canary was, and q by how often it was:
+    given the sampling, the noise is independent of it, and the two confidences multiply. Epsilon
+    grows with mu and with q, because less of either is post-processing of more. Nothing is taken
+    from the claim, so that a rate that is not kept makes the bound larger.
     """
-    if coins is None:
+    if sampled is None:
         return sampled_epsilon(mu_lower_bound(present, absent, confidence), 1.0, delta)
     level = confidence ** (1 / 3)
-    rate = _least_rate(int(coins.sum()), len(coins), level)
+    rate = _least_rate(int(sampled.sum()), len(sampled), level)
     return sampled_epsilon(mu_lower_bound(present, absent, level**2), rate, delta)
 
 
@@ -75,11 +75,11 @@ def sampled_epsilon(mu: float, rate: float, delta: float) -> float:
     return low
 
 
-def _least_rate(heads: int, tosses: int, level: float) -> float:
-    """A coin's rate is at least this with probability `level` (Clopper and Pearson 1934)."""
+def _least_rate(sampled: int, draws: int, level: float) -> float:
+    """The sampling rate is at least this with probability `level` (Clopper and Pearson 1934)."""
     from scipy.stats import beta
 
-    return float(beta.ppf(1 - level, heads, tosses - heads + 1)) if heads else 0.0
+    return float(beta.ppf(1 - level, sampled, draws - sampled + 1)) if sampled else 0.0
 
 
 def mu_lower_bound(present: Halves, absent: Halves, confidence: float) -> float:
@@ -144,10 +144,10 @@ def filtered(noise: F64, shifts: F64, which: I64, put: F64) -> F64:
     """The matched filter on every trial: (T,), of noise of one size, or 0 where nothing shifts.
 
     noise (R, T, L): of releases whose noise is independent and of one size everywhere, less all
-    that users put into them. shifts (k, R, L): what the canary changes, known to the adversary,
-    who knows all texts and others' coins; where a user changes others' vectors too (a clip of
-    sums, not of users) it has their part in it. which (T,): the shift of each trial. put (T,): how
-    much of it is in the releases.
+    that users put into them. shifts (k, R, L): what the canary changes, known to the adversary, who
+    knows all texts and which others are sampled; where a user changes others' vectors too (a clip
+    of sums, not of users) it has their part in it. which (T,): the shift of each trial. put (T,):
+    how much of it is in the releases.
     """
     found = np.zeros(noise.shape[1])
     for at, shift in enumerate(shifts):
@@ -207,3 +207,77 @@ def tree_noise(matrix: Tree) -> F64:
         records = {past: kept for past, kept in records.items() if past in live}
         records[rnd] = record.copy()
     return rows[:, : len(places)]
+
+
+@dataclass(frozen=True)
+class SamplingTest:
+    """Who was sampled, of all users in all trials, and how often the canary was.
+
+    sampled: share of the draws. canary: share of the sums for which the canary was there that have
+    its vector. Their p-values are two-sided, against the rate; more often than it is what
+    contradicts the claim. independence_p_value: of users who are sampled independently.
+    """
+
+    draws: int
+    sampled: float
+    sampled_p_value: float
+    canary: float
+    canary_p_value: float
+    independence_p_value: float
+
+    def faults(self, rate: float, level: float) -> list[str]:
+        """What contradicts sampling at this rate: nothing, or in words."""
+        found = []
+        if self.sampled > rate and self.sampled_p_value < level:
+            found.append("users are sampled more often than is claimed")
+        if self.canary > rate and self.canary_p_value < level:
+            found.append("the canary is in more of the sums than its sampling allows")
+        if self.independence_p_value < level:
+            found.append("users are not sampled independently")
+        return found
+
+
+def sampling_test(draws: Bools, canary: Bools, rate: float) -> SamplingTest:
+    """draws (T, U): whether each user was sampled in every trial. canary (n,): whether the canary's
+    vector is in each of the sums that it was there for."""
+    return SamplingTest(
+        draws.size,
+        float(draws.mean()),
+        rate_test(int(draws.sum()), draws.size, rate),
+        float(canary.mean()),
+        rate_test(int(canary.sum()), canary.size, rate),
+        independence_test(draws),
+    )
+
+
+def rate_test(sampled: int, draws: int, rate: float) -> float:
+    """Two-sided p-value of so many sampled among independent draws at a rate; exact."""
+    from scipy.stats import binom
+
+    tails = binom.cdf(sampled, draws, rate), binom.sf(sampled - 1, draws, rate)
+    return min(1.0, 2 * float(min(tails)))
+
+
+def independence_test(draws: Bools) -> float:
+    """p-value of independent draws (T, U), of users in one trial and in one and the next.
+
+    Fisher's exact test of every pair: given how often each of two was sampled, how often both
+    did is hypergeometric, at any rate. The least of them, times how many there are (Bonferroni).
+    """
+    sampled = draws.astype(np.float64)
+    pairs = np.triu_indices(draws.shape[1], 1)
+    beside = _fisher(sampled, sampled)[pairs]
+    after = _fisher(sampled[:-1], sampled[1:]).ravel()
+    found = np.concatenate([beside, after])
+    return min(1.0, float(found.min()) * len(found))
+
+
+def _fisher(left: F64, right: F64) -> F64:
+    """Two-sided p-values for each column of one and each of the other: (T, U), (T, V) -> (U, V)."""
+    from scipy.stats import hypergeom
+
+    both, numbers = left.T @ right, (left.sum(axis=0)[:, None], right.sum(axis=0)[None])
+    fewer = hypergeom.cdf(both, len(left), *numbers)
+    more = hypergeom.sf(both - 1, len(left), *numbers)
+    p_values: F64 = 2 * np.minimum(fewer, more)
+    return p_values

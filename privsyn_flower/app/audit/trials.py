@@ -63,15 +63,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trials:
-    """What an adversary sees who knows every text, all coins but the canary's, and the colluders'
-    noise; and what the auditor knows of the canary.
+    """What an adversary sees who knows every text, which others are sampled, and the
+    colluders' noise; and what the auditor knows of the canary.
 
     noise (R, T, L): the releases of R rounds in T trials, less all that users put into them.
-    shifts (k, R, L): what the canary changes without noise when its coin comes up, in units of
-    the bound, for each way in which its neighbour's coin falls; zeros in rounds that are not its
+    shifts (k, R, L): what the canary changes without noise when it is sampled, in units of the
+    bound, with its neighbour sampled and without; zeros in rounds that are not its
     turn. which (T,): the way that it was. present (T,): whether the canary took part. put (T,):
-    how much of its shift is in the sums: 1 when its coin came up, else 0. tosses (T, U): how all
-    users' coins fell in the first round. numbers: what is charged. spent: epsilon of all rounds,
+    how much of its shift is in the sums: 1 when it was sampled, else 0. draws (T, U): which users
+    were sampled in the first round. numbers: what is charged. spent: epsilon of all rounds,
     by the ledger.
     """
 
@@ -80,7 +80,7 @@ class Trials:
     which: I64
     present: Bools
     put: F64
-    tosses: Bools
+    draws: Bools
     numbers: Noise
     spent: float
 
@@ -139,7 +139,7 @@ def _canary(sent: list[Sent | None], scale: float) -> tuple[F64, I64, Bools, F64
     present = np.arange(len(which)) % 2 == 0
     put = put[which] * present
     if not put.any():
-        raise AuditError("the canary's coin never came up: raise --trials or sampling-rate")
+        raise AuditError("the canary was never sampled: raise --trials or sampling-rate")
     return shifts, which, present, put
 
 

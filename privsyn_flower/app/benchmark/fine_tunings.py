@@ -104,10 +104,12 @@ def next_token(
         work=work,
         begun=lambda name: steps.task(METHODS[name]),
     )
+    names = [name for name in METHODS if name in sums]
+    pairs = [pair for pair in PAIRS if set(pair) <= set(sums)]
     result: dict[str, Any] = {
         "held_out_users": len(held_out),
         "held_out_tokens": int(sums["private"][:, 2].sum()),
-        "methods": {name: METHODS[name] for name in METHODS if name in sums},
+        "methods": {name: METHODS[name] for name in names},
         "training_texts": counts,
         "steps_per_fine_tuning": taken,
         "learning_rate": rate,
@@ -119,21 +121,14 @@ def next_token(
     if not tuning.by_texts:
         result["tokens_per_fine_tuning"] = tuning.steps * tuning.batch_tokens
     columns = {
-        measure: {name: sums[name][:, [column, 2]] for name in METHODS if name in sums}
+        measure: {name: sums[name][:, [column, 2]] for name in names}
         for measure, column in (("loss", 0), ("accuracy", 1))
     }
     if keep is not None:
         save_user_sums(keep, held_out, columns)
     for measure, own in columns.items():
-        result |= figures(
-            measure,
-            paired_bootstrap(
-                own,
-                [pair for pair in PAIRS if set(pair) <= set(sums)],
-                seeded(config.seed, "bootstrap"),
-                resamples=options.bootstrap,
-            ),
-        )
+        rng = seeded(config.seed, "bootstrap")
+        result |= figures(measure, paired_bootstrap(own, pairs, rng, resamples=options.bootstrap))
     return result
 
 

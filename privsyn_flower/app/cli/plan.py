@@ -144,7 +144,7 @@ def _parts(plan: Plan) -> Iterator[list[str]]:
     yield ["stages (work at most what the keys allow, times speeds of this machine):"]
     for stage in plan.stages:
         yield _indented(_stage(stage))
-    yield [_total(plan), _disk(plan)]
+    yield [_total(plan), _memory(plan), _disk(plan)]
     yield _findings(plan)
 
 
@@ -227,6 +227,11 @@ def _total(plan: Plan) -> str:
         "; all by work that was timed here"
     )  # fmt: skip
     return f"together: {least}{spoken(seconds)} on this machine{without}{why}"
+
+
+def _memory(plan: Plan) -> str:
+    named = ", ".join(f"models.{name} {_bytes(size)}" for name, size in plan.memory.items())
+    return f"memory without batches: {named or 'unknown'}; {_bytes(plan.machine.memory)} are here"
 
 
 def _disk(plan: Plan) -> str:

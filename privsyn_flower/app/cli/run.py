@@ -13,10 +13,10 @@ from datetime import datetime
 from pathlib import Path
 
 from privsyn_flower.app.cli.display import Display, product_lines
-from privsyn_flower.app.cli.endings import on_endings, stoppable
 from privsyn_flower.app.cli.outcome import show_outcome, tell
 from privsyn_flower.app.local import own_account
 from privsyn_flower.app.local.federation import FederationRun, LocalFederation, find_run
+from privsyn_flower.app.local.processes import on_endings, stoppable
 from privsyn_flower.app.local.ray_cluster import check_cluster, parsed
 from privsyn_flower.app.local.simulation import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.app.preflight import NotReady, check_ready

@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.app.local import own_account
-from privsyn_flower.app.local.certificates import (
+from privsyn_flower.app.local.command import FlowerCommand
+from privsyn_flower.app.local.layout import (
     AUTHORITY,
     CERTIFICATE,
+    FACTS,
     KEY,
+    create,
     write_certificates,
     write_node_key,
 )
-from privsyn_flower.app.local.command import FlowerCommand
-from privsyn_flower.app.local.layout import FACTS, create
 from privsyn_flower.app.local.processes import (
     end_group,
     end_process,

@@ -1,4 +1,6 @@
-"""Processes of our own on this machine: started, found again and ended by their ids."""
+"""Processes of our own on this machine, started, found again and ended by their ids; the signals
+that end a run, as Ctrl-C does, or not while something must not be left half done.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,11 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 
 def free_port() -> int:
@@ -78,3 +84,32 @@ def end_process(pid: int, wait: float = 15.0) -> None:
             except ProcessLookupError:
                 return
             time.sleep(0.1)
+
+
+ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM, and a terminal that is closed, end a run as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with on_endings(interrupt):
+        yield
+
+
+@contextmanager
+def on_endings(handler: Handler) -> Iterator[None]:
+    """Another handler of the signals that end a run; nohup's wish to outlive a terminal stays."""
+    before = {sign: signal.getsignal(sign) for sign in ENDINGS}
+    for sign, other in before.items():
+        signal.signal(sign, signal.SIG_IGN if other == signal.SIG_IGN else handler)
+    try:
+        yield
+    finally:
+        for sign, other in before.items():
+            signal.signal(sign, other)

@@ -6,7 +6,7 @@ What no speed is known for is counted at the machine's best ("at least").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from privsyn_flower.app.preflight.findings import Finding, Findings
@@ -76,16 +76,23 @@ def memory_of(task: Task, size: Size, device: str) -> int:
     return (entry + 12 * adamw) * size.parameters
 
 
-def too_large(config: RunConfig, tasks: Iterable[Task], machine: Machine) -> Findings:
-    """Models that do not fit into this machine's memory, each once."""
-    worst = dict[str, tuple[int, Task]]()
+def memory_needed(
+    config: RunConfig, tasks: Iterable[Task], device: str
+) -> dict[str, tuple[int, Task]]:
+    """Key in `[models]` -> bytes at least, and the work that needs most."""
+    found = dict[str, tuple[int, Task]]()
     for task in tasks:
         size = size_of(task.model, config)
         if size is not None and not served(config, task):
-            need = memory_of(task, size, machine.device)
-            if need > worst.get(task.model, (0, task))[0]:
-                worst[task.model] = need, task
-    for need, task in worst.values():
+            need = memory_of(task, size, device)
+            if need > found.get(task.model, (0, task))[0]:
+                found[task.model] = need, task
+    return found
+
+
+def too_large(needed: Mapping[str, tuple[int, Task]], machine: Machine) -> Findings:
+    """Models that do not fit into this machine's memory, each once. needed: `memory_needed`."""
+    for need, task in needed.values():
         if need > machine.memory:
             yield Finding(
                 f"{task.kind} by models.{task.model} needs more than {need / 2**30:,.1f} GiB of "

@@ -16,7 +16,7 @@ from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.app.preflight.data import HUB, left_out, long_texts
 from privsyn_flower.app.preflight.exchange import Exchange, exchange_of, trained
 from privsyn_flower.app.preflight.findings import Finding
-from privsyn_flower.app.preflight.forecast import Stage, forecast, too_large
+from privsyn_flower.app.preflight.forecast import Stage, forecast, memory_needed, too_large
 from privsyn_flower.app.preflight.machine import in_hub_cache
 from privsyn_flower.app.preflight.signal import Signal, signal_of, weak
 from privsyn_flower.app.preflight.sizes import model_files, size_of
@@ -54,7 +54,8 @@ class ModelPlan:
 class Plan:
     """Everything about one configuration on one machine.
 
-    promise, signal, exchange: None for a method whose users answer nothing.
+    memory: bytes of weights and optimiser, by key in `[models]`. promise, signal, exchange: None
+    for a method whose users answer nothing.
     """
 
     config: RunConfig
@@ -64,6 +65,7 @@ class Plan:
     exchange: Exchange | None
     models: list[ModelPlan]
     stages: list[Stage]
+    memory: dict[str, int]
     disk: dict[str, int]
     free: int
     findings: list[Finding]
@@ -118,6 +120,7 @@ class Plan:
             "device": self.exchange and asdict(self.exchange),
             "models": [asdict(model) for model in self.models],
             "stages": [asdict(stage) for stage in self.stages],
+            "memory": self.memory,
             "disk": {**self.disk, "free": self.free},
             "machine": asdict(self.machine) | {"summary": self.machine.summary()},
             "findings": [asdict(finding) for finding in self.findings],
@@ -140,7 +143,7 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
     length, _ = trained(config, size_of(config.trained, config)) if config.updates else (None, None)
     signal = signal_of(config, length) if made else None
     exchange = exchange_of(config, machine) if made else None
-    disk = disk_of(config, models, exchange)
+    disk, needed = disk_of(config, models, exchange), memory_needed(config, tasks, machine.device)
     there = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(there).free
     ready = check_ready(config, folder)
@@ -148,12 +151,15 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
         *ready,
         *([] if any(finding.fatal for finding in ready) else left_out(config)),
         *_data(config),
-        *too_large(config, tasks, machine),
+        *too_large(needed, machine),
         *_disk(sum(disk.values()), free),
         *(weak(config, signal, length) if signal else ()),
     ]
     begun, stages = launches(config, machine.device), forecast(config, tasks, machine)
-    return Plan(config, made, machine, signal, exchange, models, stages, disk, free, found, begun)
+    return Plan(
+        config, made, machine, signal, exchange, models, stages,
+        {model: size for model, (size, _) in needed.items()}, disk, free, found, begun,
+    )  # fmt: skip
 
 
 def _model(config: RunConfig, kind: str, name: str) -> ModelPlan:

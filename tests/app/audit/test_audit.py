@@ -109,7 +109,7 @@ def test_an_honest_release_passes_and_the_bound_is_tight() -> None:
     }
     assert found["claimed_epsilon"] == epsilon(1.0, 1, gaussian_delta(RunConfig().delta))
     assert TIGHTER * found["claimed_epsilon"] < found["lower_bound"] < found["claimed_epsilon"]
-    assert (found["sampling_rate"], found["coins"]) == (1.0, None)
+    assert (found["sampling_rate"], found["sampling"]) == (1.0, None)
     assert found["noise_variance_ratio"] == pytest.approx(1.0, abs=0.02)
     assert (found["kind"], found["trials"], found["contradiction"]) == ("votes", MANY, False)
 

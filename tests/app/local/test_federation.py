@@ -14,15 +14,15 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.app.local.certificates import (
+from privsyn_flower.app.local.federation import LocalFederation, find_run, hosted
+from privsyn_flower.app.local.layout import (
     AUTHORITY,
     CERTIFICATE,
     KEY,
+    create,
     write_certificates,
     write_node_key,
 )
-from privsyn_flower.app.local.federation import LocalFederation, find_run, hosted
-from privsyn_flower.app.local.layout import create
 from privsyn_flower.app.local.processes import free_port
 from privsyn_flower.app.local.simulation import FlowerError
 from privsyn_flower.data import DataError, load_users

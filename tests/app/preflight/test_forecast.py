@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from privsyn_flower.app.preflight import speeds
-from privsyn_flower.app.preflight.forecast import forecast, memory_of, spoken, too_large
+from privsyn_flower.app.preflight.forecast import (
+    forecast,
+    memory_needed,
+    memory_of,
+    spoken,
+    too_large,
+)
 from privsyn_flower.app.preflight.sizes import NAMED, size_of
 from privsyn_flower.app.preflight.speeds import (
     FILE,
@@ -50,9 +56,11 @@ def test_memory_is_that_of_weights_and_their_optimiser() -> None:
     assert memory_of(replace(TUNING, adapters=True), GPT, "cpu") == 4 * GPT.parameters
     assert memory_of(WRITING, LLAMA, "cuda") == 2 * LLAMA.parameters
     config = RunConfig.from_flat({"models.generator": LLAMA.name})
-    [found] = too_large(config, [WRITING, replace(WRITING, stage="control")], BOX)
+    needed = memory_needed(config, [WRITING, replace(WRITING, stage="control")], "cpu")
+    assert needed == {"generator": (4 * LLAMA.parameters, WRITING)}
+    [found] = too_large(needed, BOX)
     assert found.text.startswith("generation by models.generator needs more than 25.1 GiB")
-    assert found.fatal and not list(too_large(config, [WRITING], replace(BOX, memory=2**35)))
+    assert found.fatal and not list(too_large(needed, replace(BOX, memory=2**35)))
 
 
 def test_a_stage_sums_its_tasks_and_says_what_it_cannot() -> None:

@@ -57,7 +57,8 @@ def test_every_paper_configuration_has_a_plan(path: Path, tmp_path: Path) -> Non
     # What `privsyn run` would refuse stands in it, word for word.
     refused = {finding.text for finding in check_ready(plan.config, tmp_path / "run")}
     assert refused <= {finding["text"] for finding in told["findings"]}
-    assert "together: " in text
+    assert "together: " in text and "memory without batches: models." in text
+    assert told["memory"] and all(told["memory"].values())
     assert not (tmp_path / "run").exists() and not (tmp_path / "cache").exists()
     # What does not fit on one large GPU names its key.
     large = planned(config, tmp_path / "run", NODE)

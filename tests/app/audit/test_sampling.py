@@ -1,4 +1,4 @@
-"""The audit of releases whose users toss coins: honest ones pass, coins that are none are caught.
+"""The audit of releases whose users are sampled: honest sampling passes, any other is caught.
 
 Faults are put in by replacing a function of the devices: no configuration and no message can.
 """
@@ -18,9 +18,15 @@ from typer.testing import CliRunner
 
 from privsyn_flower.app.audit import Audit, AuditError, audit, described, measure
 from privsyn_flower.app.audit import settings as audit_settings
-from privsyn_flower.app.audit.coins import counted_coins, rate_test, sharing_test
 from privsyn_flower.app.audit.settings import audited_phase, nodes_setting
-from privsyn_flower.app.audit.statistics import epsilon_lower_bound, halves, sampled_epsilon
+from privsyn_flower.app.audit.statistics import (
+    epsilon_lower_bound,
+    halves,
+    independence_test,
+    rate_test,
+    sampled_epsilon,
+    sampling_test,
+)
 from privsyn_flower.app.audit.text_cases import votes_case
 from privsyn_flower.app.audit.trials import run_trials
 from privsyn_flower.app.cli.main import app
@@ -56,15 +62,15 @@ def measured(trials: int = TRIALS, **changed: Any) -> Audit:
     return audit(configured(**changed), trials)
 
 
-def coins_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
-    """change(coins, count, rate) is every node's toss."""
-    toss = answers.coins
-    monkeypatch.setattr(answers, "coins", lambda count, rate: change(toss, count, rate))
+def sampled_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
+    """change(sample, count, rate) is how every node samples."""
+    sample = answers.coins
+    monkeypatch.setattr(answers, "coins", lambda count, rate: change(sample, count, rate))
 
 
 @pytest.fixture
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A false alarm of a test of noise or coins in 1000 audits is too often for a test suite."""
+    """A false alarm of a test of noise or sampling in 1000 audits is too often for a test suite."""
     monkeypatch.setattr(measure, "NOISE_LEVEL", 1e-9)
 
 
@@ -82,9 +88,9 @@ def test_an_honest_release_passes_and_the_bound_is_near_the_claim() -> None:
     assert 0.75 * claimed < found["lower_bound"] < claimed
     assert found["noise_variance_ratio"] == pytest.approx(1.0, abs=0.02)
     assert (found["contradiction"], found["sampling_rate"]) == (False, RATE)
-    assert found["coins"]["tosses"] == 100_000 * 2 * 7  # six honest nodes and a lost one
-    assert found["coins"]["heads"] == pytest.approx(RATE, abs=0.003)
-    assert found["coins"]["taken"] == pytest.approx(RATE, abs=0.02)
+    assert found["sampling"]["draws"] == 100_000 * 2 * 7  # six honest nodes and a lost one
+    assert found["sampling"]["sampled"] == pytest.approx(RATE, abs=0.003)
+    assert found["sampling"]["canary"] == pytest.approx(RATE, abs=0.02)
 
 
 @pytest.mark.usefixtures("calm")
@@ -109,88 +115,93 @@ def test_every_setting_of_the_path_passes(changed: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("calm")
-def test_the_table_says_what_the_coins_did() -> None:
+def test_the_table_says_who_was_sampled() -> None:
     lines = described(measured(1000)).splitlines()
     assert "with probability 0.25" in lines[0]
-    assert [line for line in lines if line.startswith("coins") and "0.25 is claimed" in line]
-    assert any(line.startswith("canary's coin") for line in lines)
-    assert any(line.startswith("shared coins") for line in lines)
+    assert [line for line in lines if line.startswith("sampled") and "0.25 is claimed" in line]
+    assert any(line.startswith("canary sampled") for line in lines)
+    assert any(line.startswith("independence") for line in lines)
 
 
-def test_each_trial_has_its_own_coins(tmp_path: Any) -> None:
+def test_each_trial_samples_by_itself(tmp_path: Any) -> None:
     config = configured()
     found = run_trials(
         votes_case(config), nodes_setting(config, audited_phase(config, "votes")), 400
     )
     assert set(found.put.tolist()) == {0.0, 1.0} and not found.put[1::2].any()
     assert 10 < found.put.sum() < 90  # of 200 that the canary is there for, at a quarter
-    assert len(np.unique(found.which)) == 4  # two users' coins fall in four ways
-    assert found.tosses.shape == (400, 14)
-    # What is left of the sums is noise alone, however the coins fell.
+    assert len(np.unique(found.which)) == 4  # two users are sampled in four ways
+    assert found.draws.shape == (400, 14)
+    # What is left of the sums is noise alone, whoever was sampled.
     assert np.abs(found.noise).max() < 6.0
 
 
 # --- broken ---------------------------------------------------------------------------------
 
 
-def test_coins_of_twice_the_rate_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    coins_with(monkeypatch, lambda toss, count, rate: toss(count, 2 * rate))
+def test_sampling_at_twice_the_rate_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled_with(monkeypatch, lambda sample, count, rate: sample(count, 2 * rate))
     found = measured(1000)
     assert found.contradiction and "more often than is claimed" in described(found)
-    assert found.coins is not None and found.coins.heads == pytest.approx(2 * RATE, abs=0.05)
+    assert found.sampling is not None and found.sampling.sampled == pytest.approx(
+        2 * RATE, abs=0.05
+    )
 
 
 def test_the_bound_is_that_of_the_rate_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    coins_with(monkeypatch, lambda toss, count, rate: toss(count, 1.0))
+    sampled_with(monkeypatch, lambda sample, count, rate: sample(count, 1.0))
     found = measured(20_000)
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
 
-def test_coins_that_are_a_little_too_frequent_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    coins_with(monkeypatch, lambda toss, count, rate: toss(count, 1.05 * rate))
+def test_sampling_a_little_too_often_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled_with(monkeypatch, lambda sample, count, rate: sample(count, 1.05 * rate))
     assert measured().contradiction
 
 
-def test_coins_that_are_too_rare_are_no_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
-    coins_with(monkeypatch, lambda toss, count, rate: toss(count, 0.5 * rate))
+def test_sampling_too_rarely_is_no_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled_with(monkeypatch, lambda sample, count, rate: sample(count, 0.5 * rate))
     monkeypatch.setattr(measure, "NOISE_LEVEL", 1e-9)
     found = measured()
     assert not found.contradiction, found
-    assert found.coins is not None and found.coins.heads_p_value < 1e-9
+    assert found.sampling is not None and found.sampling.sampled_p_value < 1e-9
 
 
 @pytest.mark.parametrize(
     "shared",
     [
-        lambda toss, count, rate: np.repeat(toss(count // 2, rate), 2),
-        lambda toss, count, rate: np.random.default_rng(1).random(count) < rate,
+        lambda sample, count, rate: np.repeat(sample(count // 2, rate), 2),
+        lambda sample, count, rate: np.random.default_rng(1).random(count) < rate,
     ],
     ids=["by the users of a node", "by the nodes"],
 )
-def test_shared_coins_are_caught(
+def test_dependent_sampling_is_caught(
     monkeypatch: pytest.MonkeyPatch, shared: Callable[..., Any]
 ) -> None:
-    coins_with(monkeypatch, shared)
+    sampled_with(monkeypatch, shared)
     found = measured(2000)
-    assert found.contradiction and "users share coins" in described(found)
+    assert found.contradiction and "users are not sampled independently" in described(found)
 
 
-def test_one_coin_for_all_users_of_a_node_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_draw_for_all_users_of_a_node_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     fell = iter([True, *[False] * 20])  # the canary's node answers first
-    coins_with(monkeypatch, lambda toss, count, rate: np.full(count, next(fell)))
+    sampled_with(monkeypatch, lambda sample, count, rate: np.full(count, next(fell)))
     found = measured(1000)
-    assert found.contradiction and found.coins is not None
-    assert (found.coins.taken, found.coins.taken_p_value) == (1.0, pytest.approx(0, abs=1e-9))
+    assert found.contradiction and found.sampling is not None
+    assert (found.sampling.canary, found.sampling.canary_p_value) == (
+        1.0,
+        pytest.approx(0, abs=1e-9),
+    )
 
 
-def test_a_canary_whose_coin_never_comes_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    coins_with(monkeypatch, lambda toss, count, rate: np.zeros(count, dtype=bool))
-    with pytest.raises(AuditError, match="coin never came up"):
+def test_a_canary_that_is_never_sampled_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled_with(monkeypatch, lambda sample, count, rate: np.zeros(count, dtype=bool))
+    with pytest.raises(AuditError, match="never sampled"):
         measured(200)
 
 
 @pytest.mark.parametrize("method", ["pretext", "popri"])
-def test_vectors_that_do_not_heed_the_coins_are_caught(
+def test_vectors_that_ignore_sampling_are_caught(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     app_, name = {"pretext": (votes_app, "shard_votes"), "popri": (scores_app, "shard_scores")}[
@@ -200,7 +211,7 @@ def test_vectors_that_do_not_heed_the_coins_are_caught(
     monkeypatch.setattr(app_, name, lambda *a, **o: real(*a, **{**o, "counted": None}))
     found = measured(20_000, method=method)
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
-    assert "more of the sums than its coin" in described(found)
+    assert "more of the sums than its sampling" in described(found)
 
 
 def test_noise_ten_percent_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +222,7 @@ def test_noise_ten_percent_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) 
     assert found.contradiction and found.noise_variance_ratio == pytest.approx(0.81, abs=0.03)
 
 
-def test_noise_that_only_users_with_heads_add_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_that_only_sampled_users_add_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = answers.node_noise_integers
     monkeypatch.setattr(answers, "node_noise_integers", lambda n, w, *a: draw(n, RATE * w, *a))
     found = measured(1000)
@@ -281,13 +292,13 @@ def test_the_bound_holds_at_its_confidence(confidence: float) -> None:
     assert np.mean(found) > 0.6 * truth
 
 
-def test_the_tests_of_coins_have_their_level() -> None:
+def test_the_tests_of_sampling_have_their_level() -> None:
     rng = np.random.default_rng(3)
-    tosses = [rng.random((500, 6)) < 0.2 for _ in range(1000)]
-    rates = np.array([rate_test(int(t.sum()), t.size, 0.2) for t in tosses])
+    draws = [rng.random((500, 6)) < 0.2 for _ in range(1000)]
+    rates = np.array([rate_test(int(t.sum()), t.size, 0.2) for t in draws])
     assert np.mean(rates < 0.1) == pytest.approx(0.1, abs=0.03)
     # Counts are whole numbers, and Bonferroni's bound is one.
-    sharing = np.array([sharing_test(t) for t in tosses])
+    sharing = np.array([independence_test(t) for t in draws])
     assert 0.03 < np.mean(sharing < 0.1) < 0.12
 
 
@@ -298,32 +309,34 @@ def test_the_rates_p_value_is_exact() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_coins_that_all_fell_alike_say_nothing_of_sharing(share: float) -> None:
-    assert sharing_test(np.full((300, 12), bool(share))) == 1.0
+def test_equal_draws_say_nothing_of_dependence(share: float) -> None:
+    assert independence_test(np.full((300, 12), bool(share))) == 1.0
 
 
-def test_rare_coins_are_no_sharing() -> None:
+def test_rare_sampling_is_no_dependence() -> None:
     rng = np.random.default_rng(5)
-    assert min(sharing_test(rng.random((1000, 14)) < 1e-3) for _ in range(200)) > 1e-4
+    assert min(independence_test(rng.random((1000, 14)) < 1e-3) for _ in range(200)) > 1e-4
 
 
-def test_what_coins_contradict() -> None:
+def test_what_sampling_contradicts() -> None:
     rng = np.random.default_rng(9)
-    tosses = rng.random((2000, 12)) < 0.3
-    assert counted_coins(tosses, tosses[:, 0], 0.3).faults(0.3, 1e-4) == []
-    assert counted_coins(tosses, tosses[:, 0], 0.5).faults(0.5, 1e-4) == []
-    assert len(counted_coins(tosses, tosses[:, 0], 0.2).faults(0.2, 1e-4)) == 2
-    tosses[:, 1] = tosses[:, 0]
-    assert counted_coins(tosses, tosses[:, 0], 0.3).faults(0.3, 1e-4) == ["users share coins"]
+    draws = rng.random((2000, 12)) < 0.3
+    assert sampling_test(draws, draws[:, 0], 0.3).faults(0.3, 1e-4) == []
+    assert sampling_test(draws, draws[:, 0], 0.5).faults(0.5, 1e-4) == []
+    assert len(sampling_test(draws, draws[:, 0], 0.2).faults(0.2, 1e-4)) == 2
+    draws[:, 1] = draws[:, 0]
+    assert sampling_test(draws, draws[:, 0], 0.3).faults(0.3, 1e-4) == [
+        "users are not sampled independently"
+    ]
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3])
-def test_one_pair_of_coins_that_is_shared_is_found(rate: float) -> None:
+def test_one_dependent_pair_is_found(rate: float) -> None:
     rng = np.random.default_rng(11)
     for later in (0, 1):
-        tosses = rng.random((2000, 12)) < rate
-        tosses[later:, 5] = tosses[: len(tosses) - later, 2]
-        assert sharing_test(tosses) < 1e-9
+        draws = rng.random((2000, 12)) < rate
+        draws[later:, 5] = draws[: len(draws) - later, 2]
+        assert independence_test(draws) < 1e-9
 
 
 def test_the_rate_is_that_of_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
