@@ -113,11 +113,8 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     @classmethod
     def length(cls, config: RunConfig) -> int:
-        return (
-            1
-            if config.updates
-            else config[CtclConfig].topic_count * max(1, len(config[CtclConfig].classes))
-        )
+        own = config[CtclConfig]
+        return 1 if config.updates else own.topic_count * max(1, len(own.classes))
 
     @classmethod
     def candidates(cls, config: RunConfig) -> int:
