@@ -48,9 +48,8 @@ class PrivacyStatement:
     (0: as many as fit); participations: most rounds of one user that epsilon counts (0: from those
     two). adaptive_clipping: one coordinate of the answer says whether the clip norm was reached.
     others: further questions of the run (name, releases, noise multiplier, noise source, sampling
-    rate), covered by the same epsilon. rho_zcdp: of all releases together, without sampling; None:
-    none is claimed. chooses_text: the model filters public text. changed: keys of what is made of
-    the releases, changed after the start.
+    rate), covered by the same epsilon. rho_zcdp: of all releases, without sampling; None: none is
+    claimed. chooses_text: the model filters public text. changed: keys changed after the start.
     """
 
     epsilon: float
