@@ -192,7 +192,7 @@ def _check_rival(config: CommonConfig) -> None:
             f"evaluation.rival = {own.rival!r} is simulated for synthetic text, "
             f"not for method = {config.method!r}: set it to ''"
         )
-    if config.method == own.rival:
+    if config.entry is config.methods.get(own.rival):
         raise ValueError(f"evaluation.rival = {own.rival!r} is the method itself: set it to ''")
     if own.task == "classification":
         raise ValueError(

@@ -32,6 +32,7 @@ MEASURING, BASELINE = "given models measured", "baselines without queries"
 KINDS = (SYNTHETIC, TRAINING, MEASURING, BASELINE)
 SAMPLES = 2000  # what expand.samples = -1 stands for where a generator can write them
 
+Product = Literal["Synthetic data", "Machine learning model", "Summary statistics", "Dataset"]
 T = TypeVar("T", bound=Section)
 Place = Callable[[str], str]
 
@@ -83,7 +84,9 @@ class MethodEntry:
     """A method in the table of methods.
 
     kind: one of KINDS. own: its table of keys. shared: the names of tables that it has in common
-    with other methods. order: its place in lists; the first method is the default.
+    with other methods. order: its place in lists; the first method is the default. title: its
+    name with its authors. product: what kind of thing comes out, in the words of the registry of
+    deployments.
     """
 
     name: str
@@ -91,6 +94,8 @@ class MethodEntry:
     own: type[MethodTable] | None = None
     shared: tuple[str, ...] = ()
     order: int = 100
+    title: str = ""
+    product: Product = "Synthetic data"
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -202,6 +207,11 @@ class CommonConfig(Section):
         found = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: own for name, own in found.items() if isinstance(own, MethodTable)}
 
+    def owns(self, table: type[Section]) -> bool:
+        """Whether the method's own table is of this class."""
+        own: Section = self.own
+        return isinstance(own, table)
+
     def uses(self, table: str) -> bool:
         """Whether a table, besides those of every method, is used by this one."""
         return table in self.entry.tables and self.own.uses(table, self)
@@ -221,8 +231,7 @@ class CommonConfig(Section):
     def seeds_alone(self) -> bool:
         """Whether no generator here is known to write the language of the users, but there are
         seeds of public text that is theirs."""
-        own: Section = self.own
-        evolves = isinstance(own, EvolutionConfig)
+        evolves = self.owns(EvolutionConfig)
         return evolves and self.data.source != "docstrings" and self.models.generator == "tiny"
 
     @property

@@ -20,8 +20,8 @@ from privsyn_flower.config.api import configured
 from privsyn_flower.files import write_atomic
 from privsyn_flower.runs import RunFolder, RunLocked, complete, failure
 from privsyn_flower.server_apps.changes import go_by
-from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.public_text import is_deployment
+from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.engine.failure_reason import print_last
 
 app = ServerApp()
@@ -49,7 +49,7 @@ def _run(grid: Grid, context: Context) -> None:
                 logger.warning("%s is complete already: nobody is asked again", folder.path)
             if not is_deployment(config) and (cluster := check_here(config)):
                 logger.info("%s", cluster)
-            Pipeline(config, grid, folder).run()
+            Run(config, grid, folder).run()
         except Exception as error:
             _tell(folder, error)
             if isinstance(error, NoCluster):  # where Flower's main thread tries on, for minutes

@@ -19,6 +19,7 @@ from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.synthesis import Writing, state_of
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import PublicText, is_deployment, public_text
+from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.text.prompts import LabelledText, TooFewTextsError
 from privsyn_flower.text.tiny.assets import embedded
 
@@ -75,7 +76,7 @@ def _public(config: RunConfig, progress: Progress) -> PublicText:
     """Public text, where the method or a tiny generator needs any: a simulation's only from its
     cache, since it would be made anew beside the users' text."""
     tiny = embedded("generator", config.models.generator) is not None
-    if not tiny and not config.uses("popri"):
+    if not tiny and not config.owns(PopriConfig):
         return PublicText([], None)
     if not is_deployment(config):
         folder = cache_folder(config) / "data" / prepared_key(config.data)[:24]

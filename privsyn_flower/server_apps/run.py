@@ -1,21 +1,29 @@
-"""What a run of any method needs around its rounds: the guarantee, the ledger, the summary."""
+"""One run of any method, from configuration to summary: its guarantee, its stages, its ledger.
+
+Every stage leaves its result in the run folder, so that a resumed run goes on where it was. What
+a method does in a stage is in its recipe (`methods/`).
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_origin
 
 from flwr.serverapp import Grid
 
 from privsyn_flower.app.tracking import Trackers
-from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
+from privsyn_flower.app.tracking.public import Value
+from privsyn_flower.config import ConfigError, RunConfig, Section, cache_folder, split_list
+from privsyn_flower.config.schema import METHODS
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.drawing import caption
+from privsyn_flower.evaluation.verdict import benchmark_verdict
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.files import file_digest
 from privsyn_flower.privacy import PrivacyStatement
@@ -23,26 +31,34 @@ from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.progress import PROGRESS, ProgressLog
-from privsyn_flower.runs import SYNTHETIC, RunFolder, StageClock
-from privsyn_flower.server_apps.changes import changed_keys
+from privsyn_flower.runs import SYNTHETIC, UNFINISHED, UNUSABLE, RunFolder, StageClock, write_json
+from privsyn_flower.server_apps.changes import ALL_RELEASED, changed_keys, remade, to_remake
+from privsyn_flower.server_apps.costs import costs
+from privsyn_flower.server_apps.methods import check_controls, recipe_of
+from privsyn_flower.server_apps.methods.recipe import Recipe
+from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
-from privsyn_flower.server_apps.public_text import PublicText, carried_by
-from privsyn_flower.server_apps.settings import public_settings
+from privsyn_flower.server_apps.public_text import PublicText, carried_by, public_text
+from privsyn_flower.server_apps.readiness import try_run
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.callbacks import Callbacks
 from privsyn_flower.strategies.engine.node_failures import NODES, NodeFailures
-from privsyn_flower.strategies.engine.outcome import of_rounds, run_start
-from privsyn_flower.strategies.engine.record import claim_record, code, write_statement
+from privsyn_flower.strategies.engine.outcome import judged, of_rounds, run_start
+from privsyn_flower.strategies.engine.record import claim_record, code, write_form, write_statement
+from privsyn_flower.strategies.engine.rounds import Method
 from privsyn_flower.strategies.engine.session import Session
 
 logger = logging.getLogger("privsyn_flower")
+MADE_OF, BENCHMARK = "made-of", "benchmark"  # in the run folder: after how many rounds; figures
 
 
 class Run:
-    """One run over one run folder (which the caller holds locked); the methods' pipelines are
-    its subclasses. Raises ConfigError for noise that does not keep epsilon.
+    """One run over one run folder, which the caller holds locked. Raises ConfigError for noise that
+    does not keep epsilon.
 
-    asks: whether the users are asked anything; if not, there is no session and no ledger.
+    The stages: data, models, public, what is asked before the rounds, rounds, evaluation, result,
+    summary, benchmark. asks: whether the users are sent any query; if not, there is no session, no
+    ledger and no stage that asks.
     """
 
     public: PublicText
@@ -98,10 +114,6 @@ class Run:
     def has_rounds(self) -> bool:
         """Whether the promise pays for rounds, and not only for questions beside them."""
         return self.asks and any(phase.name == ROUNDS for phase in self.session.promise.phases)
-
-    def run(self) -> None:
-        """All stages; the summary marks the run as complete."""
-        raise NotImplementedError
 
     @contextmanager
     def charged(self) -> Iterator[Ledger]:
@@ -172,3 +184,168 @@ class Run:
             "wall_seconds": round(sum(self.clock.seconds.values()), 1),
             "stage_seconds": self.clock.seconds,
         }
+
+    # The stages, in their order ------------------------------------------------------------
+
+    def run(self) -> None:
+        """All stages; the summary marks the result as complete, and then the run."""
+        check_controls(self.config)
+        with self.tracked():
+            self._stages()
+
+    def _stages(self) -> None:
+        with self.clock("data"):
+            self.public = public_text(self.config, self.progress)
+        recipe = recipe_of(self.config)
+        models = Models(
+            self.config,
+            self.public,
+            self.folder,
+            self.progress,
+            retrieves=recipe.retrieves(self.config),
+        )
+        try:
+            method = recipe(self, models)
+            self._drop_changed(method)
+            strategy = method.begin()
+            done = self._asked(method, strategy) if self.asks else 0
+            samples, figures = method.result(strategy), method.figures(strategy)
+            if left_out := +self.public.left_out:
+                figures = {**figures, "public_texts_left_out": left_out}
+            if self.asks:
+                figures = self._judged(method, figures)
+            faults = method.unusable(samples)
+            if faults:
+                figures = {**figures, UNUSABLE: faults}
+            if self.config.benchmark and (samples or not faults):
+                # The result stands, whatever becomes of its benchmark.
+                found = {**self.summary(done, samples), **figures}
+                self._write({**found, UNFINISHED: "benchmark"})
+                self.told(found)
+                measured = self._benchmark(method, strategy)
+                figures = {**figures, "benchmark": measured}
+                if why := nothing_predicted(measured):
+                    figures[UNUSABLE] = [*faults, why]
+        finally:
+            models.close()
+        result = {**self.summary(done, samples), **figures}
+        self._write(result)
+        self.told(result)
+
+    def _write(self, summary: Mapping[str, Any]) -> None:
+        """The run's summary, and the form that is made of it."""
+        write_form(self.folder.path, summary)
+        write_json(self.folder.path / "summary.json", summary)
+
+    def _asked(self, method: Recipe[Any], strategy: Method) -> int:
+        """The rounds, and what is asked before and after them, on the ledger; how many were
+        released."""
+        done = 0
+        if not self._all_asked():
+            with self.clock("models"):
+                try_run(self.config, self.folder.path, method, strategy)
+        with self.charged():
+            method.prepare(strategy)
+            if self.has_rounds:
+                with self.clock("rounds"):
+                    done = self._rounds(method, strategy)
+            method.evaluate(strategy)
+            self.folder.save_value(ALL_RELEASED, done)
+        return done
+
+    def _all_asked(self) -> bool:
+        """Whether the run has a result, or at least all its rounds: what it needs is used now."""
+        state = self.folder.last_checkpoint()
+        rounds = self.has_rounds and state is not None and state["round"] >= self.config.rounds
+        return rounds or (self.folder.path / "summary.json").exists()
+
+    def _judged(self, method: Recipe[Any], figures: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The method's figures, and the verdict of what was released; public."""
+        what, _ = method.question(self.config)
+        rows = self.folder.metrics() if self.has_rounds else []
+        found = judged(self.folder, self.session.promise, rows, figures, what)
+        return {**figures, "verdict": found}
+
+    def _rounds(self, method: Recipe[Any], strategy: Method) -> int:
+        """All rounds; how many were released."""
+        engine = self.session.rounds(strategy)
+        method.between(strategy, engine.cohort)
+        done = engine.run()
+        self.ended_early = engine.ended_early
+        self._drop_earlier(method, done)
+        return done
+
+    def _drop_earlier(self, method: Recipe[Any], done: int) -> None:
+        """Remove what the run has made of fewer rounds: it ended early, and then went on.
+
+        The summary goes first: without it the run is not complete, whatever else is there.
+        """
+        if self.folder.load_value(MADE_OF) == done:
+            return
+        self._drop(["summary.json", *method.output_paths()])
+        self.folder.save_value(MADE_OF, done)
+
+    def _drop_changed(self, method: Recipe[Any]) -> None:
+        """Remove what the run has made by settings that were changed since."""
+        what = to_remake(self.folder)
+        if what != "nothing":
+            self._drop(["summary.json", *(method.output_paths() if what == "text" else [])])
+        remade(self.folder)
+
+    def _drop(self, names: Sequence[str]) -> None:
+        """Files and folders of the run, in this order, and the figures of its benchmark."""
+        for name in names:
+            path = self.folder.path / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            path.unlink(missing_ok=True)
+        if self.folder.load_value(BENCHMARK) is not None:
+            self.folder.save_value(BENCHMARK, None)
+
+    def _benchmark(self, method: Recipe[Any], strategy: Any) -> dict[str, Any]:
+        """Figures on private and held-out users; simulation only, not covered by epsilon."""
+        stored: dict[str, Any] | None = self.folder.load_value(BENCHMARK)
+        if stored is None:
+            found = method.benchmark(strategy)
+            stored = {
+                **found,
+                "verdict": [] if nothing_predicted(found) else benchmark_verdict(found),
+                "costs": costs(self.config, self.folder, self.clock.seconds),
+            }
+            self.folder.save_value(BENCHMARK, stored)
+        return stored
+
+
+def nothing_predicted(benchmark: Mapping[str, Any]) -> str:
+    """Why a benchmark tells nothing; "" where it does."""
+    accuracies = benchmark.get("accuracy", {})
+    if not accuracies or any(accuracies.values()):
+        return ""
+    return (
+        f"the benchmark's accuracy is 0 for all {len(accuracies)} models, before and after: "
+        "models.downstream learns nothing of this text"
+    )
+
+
+def public_settings(config: RunConfig) -> dict[str, Value]:
+    """What a tracker may be told, by a key's type, never by its value.
+
+    Key -> value of the numbers, switches and choices, in the tables that the method uses.
+    A key whose value is any text (a path, a prompt, a model, a list) is left out.
+    """
+    shared = {name for entry in METHODS.values() for name in entry.tables}  # not by all methods
+    found = _plain(config, "")
+    for name in type(config).model_fields:
+        table = getattr(config, name)
+        if isinstance(table, Section) and (name not in shared or config.uses(name)):
+            found |= _plain(table, f"{name.replace('_', '-')}.")
+    return found
+
+
+def _plain(table: Section, prefix: str) -> dict[str, Value]:
+    plain = {}
+    for name, field in type(table).model_fields.items():
+        chosen = get_origin(field.annotation) is Literal and getattr(table, name) != ""
+        if chosen or field.annotation in (bool, int, float):
+            plain[prefix + name.replace("_", "-")] = getattr(table, name)
+    return plain

@@ -17,7 +17,7 @@ from privsyn_flower.app.cli.outcome import NOT_USABLE
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import load_config
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.server_apps.run import Run
 from tests.conftest import node_context
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.text.conftest import causal_folder
@@ -82,7 +82,7 @@ def reference(config: Path, folder: Path, loopback: Any) -> Any:
     grid = loopback({i + 1: node(i) for i in range(values.nodes)})
     run = RunFolder(folder)
     with run.lock():
-        Pipeline(values, grid, run).run()
+        Run(values, grid, run).run()
     return grid
 
 

@@ -19,7 +19,7 @@ from privsyn_flower.evaluation.signal import excess
 from privsyn_flower.evaluation.verdict import FALSE_ALARM, benchmark_verdict, judged, verdict
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import evaluation
-from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.evaluation.strategy import read_estimates
 from tests.app.report.test_tables import SECURE, summary
 from tests.server_apps.in_process import deployed, grid_for
@@ -169,7 +169,7 @@ def test_a_real_run_has_one(tmp_path: Path, loopback: Any) -> None:
     """Six users' votes on 16 candidates in two rounds, at epsilon 50: they can be heard."""
     config, contexts = deployed(tmp_path)
     folder = RunFolder(tmp_path / "run")
-    Pipeline(config, grid_for(loopback, contexts), folder).run()
+    Run(config, grid_for(loopback, contexts), folder).run()
     found = json.loads((folder.path / "summary.json").read_text())["verdict"]
     metrics = folder.metrics()
     assert [row["excess_degrees"] for row in metrics] == [15, 15]

@@ -17,7 +17,7 @@ from privsyn_flower.client_apps import private_evaluation, private_training
 from privsyn_flower.config import RunConfig
 from privsyn_flower.data import Federation, load_users, prepare
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies import DPFedAvg, PrivateEvaluation
 from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
 from tests.conftest import node_context
@@ -236,7 +236,7 @@ def world(
             nodes = {context.node_id: answering(context) for context in contexts}
             folder = RunFolder(place / "run")
             with folder.lock():
-                Pipeline(config, WireGrid(nodes, seen, stream), folder).run()
+                Run(config, WireGrid(nodes, seen, stream), folder).run()
 
         return run
 

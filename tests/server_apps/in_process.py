@@ -16,7 +16,7 @@ from privsyn_flower.app.tracking.public import public_row
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import RunConfig
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.server_apps.run import Run
 from tests.app.report.records import deployment_of
 from tests.conftest import node_context, sentences
 
@@ -146,7 +146,7 @@ def run_on(grid: Any, config: RunConfig, path: Path) -> dict[str, Any]:
     """One process' run on these nodes -> summary."""
     folder = RunFolder(path)
     with folder.lock():
-        Pipeline(config, grid, folder).run()
+        Run(config, grid, folder).run()
     for row in folder.metrics():  # a number that is not listed, a tracker would never be told
         numbers = {key for key, value in row.items() if isinstance(value, int | float)}
         left_out = numbers - set(public_row(row)) - {"round", "epoch"}

@@ -20,8 +20,8 @@ from privsyn_flower.config import ConfigError, RunConfig, load_config, to_toml
 from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps.methods.ctcl import histogram_of
-from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.ctcl.strategy import TOPICS
 from privsyn_flower.strategies.synthesis import topic_texts
 from privsyn_flower.strategies.synthesis.topic_counts import largest_remainder, proportions
@@ -143,7 +143,7 @@ def run(config: RunConfig, loopback: Any, path: Path) -> tuple[dict[str, Any], A
     grid, folder = grid_for(loopback, config), RunFolder(path)
     (path / "config.toml").write_text(to_toml(config))
     with folder.lock():
-        Pipeline(config, grid, folder).run()
+        Run(config, grid, folder).run()
     summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
     return summary, grid
 

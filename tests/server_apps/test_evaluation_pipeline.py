@@ -20,13 +20,13 @@ from privsyn_flower.app.cli.plan import as_json, described
 from privsyn_flower.app.preflight.plan import plan_of
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import ConfigError, RunConfig, absolute_paths, cache_folder
-from privsyn_flower.config import measure as measure_keys
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.server_apps.methods import evaluation
 from privsyn_flower.server_apps.promised import promised
 from privsyn_flower.strategies.engine.rounds import NoRelease
+from privsyn_flower.strategies.evaluation import config as measure_keys
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.text.models.parameters import MOST_MODELS, read_model
 from tests.app.preflight.test_plan import BOX

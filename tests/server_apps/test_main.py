@@ -61,14 +61,14 @@ def test_a_full_disk_is_told_without_the_disk(
 def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) -> None:
     from privsyn_flower.config import RunConfig
     from privsyn_flower.privacy.ledger import Ledger
-    from privsyn_flower.server_apps.pipeline import Pipeline
+    from privsyn_flower.server_apps.run import Run
     from tests.server_apps.in_process import deployed, grid_for
 
     config, contexts = deployed(tmp_path)
     path = tmp_path / "shared.jsonl"
     shared = {"ledger": str(path), "population-name": "X", "rounds": 2, "spare-rounds": 0}
     config = RunConfig.from_flat({**config.flat(), **shared})
-    pipeline = Pipeline(config, grid_for(loopback, contexts), RunFolder(tmp_path / "run"))
+    pipeline = Run(config, grid_for(loopback, contexts), RunFolder(tmp_path / "run"))
     book = Ledger.open(
         path,
         population="X",

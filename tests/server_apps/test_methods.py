@@ -19,7 +19,7 @@ from privsyn_flower.server_apps.methods.recipe import sampler_of
 from privsyn_flower.server_apps.methods.training import training_strategy
 
 PACKAGE = Path(privsyn_flower.__file__).parent
-KNOWING = ("server_apps/methods/", "config/", "app/report/methods.py")
+KNOWING = ("server_apps/methods/", "strategies/")
 # A query, a phase and a stage are called evaluation, too; `config.method` beside it is found.
 NAMES = METHODS.keys() - {"evaluation"}
 STRATEGIES = {name for name in strategies.__all__ if hasattr(getattr(strategies, name), "learn")}

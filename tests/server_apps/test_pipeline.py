@@ -13,8 +13,8 @@ from privsyn_flower.privacy.ledger.usage import remaining_rounds
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import run_id
@@ -175,7 +175,7 @@ def test_deployed_nodes_refuse_plain_aggregation_without_permission(
     config = RunConfig.from_flat({**config.flat(), "aggregation": "plain"})
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(NoRelease, match=r"3 of 3 nodes refused: policy \(aggregation\)"):
-        Pipeline(config, grid_for(loopback, contexts), folder).run()
+        Run(config, grid_for(loopback, contexts), folder).run()
     assert not (folder.path / "releases").exists()
 
 
@@ -184,4 +184,4 @@ def test_simulation_keys_are_refused_in_deployment(tmp_path: Path, loopback: Any
     config, contexts = deployed(tmp_path)
     config = RunConfig.from_flat({**config.flat(), key: True})
     with pytest.raises(ConfigError, match="simulation only"):
-        Pipeline(config, grid_for(loopback, contexts), RunFolder(tmp_path / "run")).run()
+        Run(config, grid_for(loopback, contexts), RunFolder(tmp_path / "run")).run()

@@ -12,7 +12,7 @@ from privsyn_flower.app.tracking import trackers as trackers_file
 from privsyn_flower.app.tracking.trackers import EVENTS, read_events
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.server_apps.run import Run
 from tests.server_apps.in_process import (
     PRETEXT,
     grid_for,
@@ -100,7 +100,7 @@ def test_a_resumed_run_repeats_no_step(
     monkeypatch.setattr(RunFolder, "save_checkpoint", cut)
     folder = RunFolder(path)
     with pytest.raises(KeyboardInterrupt), folder.lock():
-        Pipeline(settings, grid_for(loopback, simulated(settings)), folder).run()
+        Run(settings, grid_for(loopback, simulated(settings)), folder).run()
     assert told(path, "end")[-1]["status"] == "stopped"
     assert [one["step"] for one in told(path, "log")] == [1]
     monkeypatch.setattr(RunFolder, "save_checkpoint", save)

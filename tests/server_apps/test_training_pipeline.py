@@ -28,12 +28,12 @@ from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
-from privsyn_flower.server_apps import pipeline as stages
+from privsyn_flower.server_apps import run as stages
 from privsyn_flower.server_apps.methods import recipe_of, training
 from privsyn_flower.server_apps.models import Models
-from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.promised import promised, statement
 from privsyn_flower.server_apps.public_text import PublicText, public_text
+from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.engine.session import noise_key_folder
@@ -380,7 +380,7 @@ def test_a_run_killed_in_every_stage_ends_as_if_it_had_not_been(
     # The model is what one process makes of the stored releases, bit for bit.
     replayed = RunFolder(tmp_path / "replay")
     models = Models(config, PublicText([], None), replayed, silent)
-    method = recipe_of(config)(Pipeline(config, grid, replayed), models)
+    method = recipe_of(config)(Run(config, grid, replayed), models)
     method.start = public_folder(config)
     strategy = method.strategy(replayed)
     folder = RunFolder(path)
@@ -459,7 +459,7 @@ def test_wrong_keys_are_told_before_a_node_is_asked(
 def test_a_deployed_base_is_tuned_before(configured: Any, loopback: Any, tmp_path: Path) -> None:
     config = configured(**{"data.path": "", "training.public-steps": 3})
     with pytest.raises(ConfigError, match=r"training\.public-steps = 3.*models\.downstream"):
-        Pipeline(config, loopback({}), RunFolder(tmp_path / "run")).run()
+        Run(config, loopback({}), RunFolder(tmp_path / "run")).run()
 
 
 def test_a_deployed_training_needs_no_public_text(

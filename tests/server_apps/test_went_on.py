@@ -3,7 +3,6 @@ paid for."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,13 +16,13 @@ from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.cli.outcome import NOT_USABLE, exit_status
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
-from privsyn_flower.server_apps import pipeline as stages
+from privsyn_flower.server_apps import run as stages
 from privsyn_flower.server_apps.changes import changes_of, go_by
 from privsyn_flower.server_apps.methods import ctcl, recipe_of
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
+from privsyn_flower.server_apps.methods.synthesis import unreadable
 from privsyn_flower.server_apps.methods.training import Training
-from privsyn_flower.server_apps.run import Run
-from privsyn_flower.server_apps.usable import nothing_predicted, unreadable
+from privsyn_flower.server_apps.run import Run, nothing_predicted
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.text.models.adapters import WEIGHTS
 from tests.conftest import sentences
@@ -133,8 +132,8 @@ def test_the_pool_that_was_paid_for_stays_and_the_controls_goes(
     recipe = object.__new__(ctcl.CTCLRecipe)
     recipe.config = config
     assert recipe_of(config) is ctcl.CTCLRecipe
-    assert "control-pool.jsonl" in recipe.made()
-    assert not {"synthetic-pool.jsonl", "topics"} & set(recipe.made())
+    assert "control-pool.jsonl" in recipe.output_paths()
+    assert not {"synthetic-pool.jsonl", "topics"} & set(recipe.output_paths())
 
 
 @pytest.fixture
@@ -143,27 +142,6 @@ def over(shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path) -> tu
     config, path = small_config(shared, causal_folder, **EVOLUTION), tmp_path / "run"
     run(config, loopback, path)
     return config, path
-
-
-def test_a_finished_run_of_an_earlier_version_keeps_its_text(
-    over: tuple[RunConfig, Path], loopback: Any
-) -> None:
-    """Nothing but its summary says of how many rounds it was made."""
-    config, path = over
-    noted = path / "checkpoints" / "made-of.json"
-    noted.unlink()
-    (path / "synthetic.jsonl").write_text('{"text": "written before"}\n')
-    RunFolder(path).save_value("benchmark", {"kept": True})
-    run(config, loopback, path)
-    assert texts(path) == ["written before"]
-    assert RunFolder(path).load_value("benchmark") == {"kept": True}
-    assert json.loads(noted.read_text()) == config.rounds
-
-    noted.unlink()
-    summary = json.loads((path / "summary.json").read_text())
-    (path / "summary.json").write_text(json.dumps({**summary, "rounds": 1}))
-    run(config, loopback, path)
-    assert texts(path) != ["written before"]
 
 
 def test_a_run_that_is_killed_while_it_removes_is_not_complete(

@@ -112,7 +112,7 @@ def audit(config: RunConfig, trials: int = DEFAULT_TRIALS, kind: str = "") -> Au
 
 def kinds(config: RunConfig) -> list[str]:
     """The kinds of query that a run asks: the rounds', and CTCL's histogram, "topics"."""
-    if not config.uses("ctcl"):
+    if not config.owns(CtclConfig):
         return [recipe_of(config).question(config)[0]]
     own = {"update": config.updates, TOPICS: config[CtclConfig].histogram}
     return [kind for kind, is_asked in own.items() if is_asked]

@@ -153,7 +153,7 @@ def _asked(config: RunConfig, **options: Any) -> dict[str, Any]:
     configuration makes."""
     own = config[CtclConfig]
     of_run = {
-        "count": own.topic_count if config.uses("ctcl") else COUNT,
+        "count": own.topic_count if config.owns(CtclConfig) else COUNT,
         "clustering": own.clustering,
         "words": own.topic_words,
         "seed": config.seed,

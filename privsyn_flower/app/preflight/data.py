@@ -23,6 +23,7 @@ from privsyn_flower.data.values import Columns, quote_columns
 from privsyn_flower.files import DataError
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import by_class, candidates, is_deployment
+from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.text.embedders import longer_than_read
 
 from .findings import Finding, Findings
@@ -174,7 +175,7 @@ def split_files(config: RunConfig) -> Findings:
             f"data.sample-words = {data.sample_words} words at most, fewer than {key} = {least}: "
             "lower it, or give more public text"
         )
-    elif least and not config.uses("ctcl"):
+    elif least and not config.owns(CtclConfig):
         labelled = [(sample.text, sample.label) for sample in samples]
         table, names = config.labels
         for name, texts in by_class(labelled, pool, config).items():

@@ -88,7 +88,7 @@ def question_bytes(config: RunConfig, count: int, dimension: int) -> int:
     own, groups = config[PopriConfig], 0
     if recipe_of(config).question(config)[0] == "votes":
         query = Query.votes(rows, bound=1.0, model="")
-        groups = 2 * count * bool(config.classes and not config.uses("ctcl"))
+        groups = 2 * count * bool(config.classes and not config.owns(CtclConfig))
     else:
         asked = own.dimension if own.dimension < dimension else 0
         query = Query.scores(rows, bound=1.0, model="", groups=[some], dimension=asked)

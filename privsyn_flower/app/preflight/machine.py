@@ -14,6 +14,7 @@ from privsyn_flower.config import RunConfig, cache_folder, split_list
 from privsyn_flower.files import ledger_folder
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.readiness import TOO_LITTLE, faults, missing, used_models
+from privsyn_flower.strategies.baselines.config import DPPromptConfig
 from privsyn_flower.strategies.engine.run_ledger import shared_ledger
 from privsyn_flower.strategies.engine.session import noise_key_folder
 from privsyn_flower.text.embedders import (
@@ -122,7 +123,7 @@ def _causal(config: RunConfig, kind: str) -> bool:
     if kind == "downstream":
         return config.evaluation.task == "next-token"
     here = config.generation.backend == "huggingface"
-    return kind == "generator" and here and not config.uses("dp_prompt")
+    return kind == "generator" and here and not config.owns(DPPromptConfig)
 
 
 def _encodes(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from privsyn_flower.app.preflight.findings import Finding, Findings
 from privsyn_flower.app.preflight.numbers import noise_of
-from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.config import EvolutionConfig, RunConfig, split_list
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import promised
 from privsyn_flower.strategies.evaluation.config import MeasureConfig
@@ -164,7 +164,7 @@ def one_users_votes(clip: str, bound: float, votes: int) -> float:
 
 def _threshold(config: RunConfig, noise: float) -> str:
     """What the threshold is in both units."""
-    if not (config.uses("pretext") or config.uses("pe")):
+    if not config.owns(EvolutionConfig):
         return ""
     own = config.evolution
     votes = own.threshold * (noise if own.threshold_unit == "noise-std" else 1.0)

@@ -13,23 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from privsyn_flower.app.report.forms import COMPOSITION, MECHANISMS
 from privsyn_flower.app.report.guarantee import Guarantee, claim_of, guarantee_of
 from privsyn_flower.app.report.summaries import Summary
+from privsyn_flower.config.common import Product
+from privsyn_flower.config.schema import METHODS
 from privsyn_flower.files import write_atomic
 from privsyn_flower.privacy.sentence import FILE as STATEMENT
 
-Product = Literal["Synthetic data", "Machine learning model", "Summary statistics", "Dataset"]
-PRODUCTS: Mapping[str, Product] = {
-    "dp-fedavg": "Machine learning model",
-    "dp-ftrl": "Machine learning model",
-    "evaluation": "Summary statistics",
-    "public-only": "Dataset",
-}
 FILE = "privacy.yaml"
 BLANK = "TO BE FILLED IN"
 HEAD = f"""\
@@ -108,7 +103,7 @@ def _basic(guarantee: Guarantee, summary: Summary, day: date) -> dict[str, Any]:
 def _product(summary: Summary) -> Product:
     """What a run makes. A strategy in somebody else's app notes no method, but its claim tells."""
     if method := summary.get("method"):
-        return PRODUCTS.get(str(method), "Synthetic data")
+        return METHODS[str(method)].product if method in METHODS else "Synthetic data"
     claim = claim_of(summary)
     if claim is not None and not claim.rounds:
         return "Summary statistics"

@@ -311,10 +311,10 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         """The texts of a file of the run."""
         return _texts(self.folder.path / f"{purpose}.jsonl")
 
-    def made(self) -> list[str]:
+    def output_paths(self) -> list[str]:
         """The result's own pool stays: the histogram that was paid for is of its clusters."""
         files = [f"{name}.jsonl" for name in ROWS.values()]
-        return [*super().made(), *files, f"{CONTROL}-pool.jsonl"]
+        return [*super().output_paths(), *files, f"{CONTROL}-pool.jsonl"]
 
     def figures(self, strategy: CTCL) -> dict[str, Any]:
         facts: dict[str, Any] = {"written": self.folder.load_value("written-synthetic")}

@@ -249,9 +249,9 @@ class POPriRecipe(Synthesis[POPri]):
         unaligned = [UNALIGNED] if options.compares(UNALIGNED) else []
         return [*super().compared(), *unaligned, *([options.rival] if options.rival else [])]
 
-    def made(self) -> list[str]:
+    def output_paths(self) -> list[str]:
         """Whichever are compared."""
-        return [*super().made(), UNALIGNED, f"{UNALIGNED}.jsonl", "rival", "rival.jsonl"]
+        return [*super().output_paths(), UNALIGNED, f"{UNALIGNED}.jsonl", "rival", "rival.jsonl"]
 
     def comparison(self, name: str, private: Private) -> list[LabelledText]:
         if name == UNALIGNED:

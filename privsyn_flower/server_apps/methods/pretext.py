@@ -191,8 +191,8 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         """What the seeds taught the generator, with `[sft]`."""
         return tuned_adapter(self, seeds, purpose)
 
-    def made(self) -> list[str]:
-        return [*super().made(), FOLDER]
+    def output_paths(self) -> list[str]:
+        return [*super().output_paths(), FOLDER]
 
     # The benchmark -----------------------------------------------------------------------
 

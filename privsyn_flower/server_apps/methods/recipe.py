@@ -187,7 +187,7 @@ class Recipe(ABC, Generic[S]):
         """Why the result, of so many texts, is of no use; nothing where it is."""
         return []
 
-    def made(self) -> list[str]:
+    def output_paths(self) -> list[str]:
         """Files and folders of the run that are made of what its rounds released."""
         return ["model", "synthetic.jsonl", "control", "control.jsonl"]
 

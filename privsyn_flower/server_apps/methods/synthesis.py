@@ -28,13 +28,14 @@ from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import Task, fine_tunings, tiny_models
-from privsyn_flower.server_apps.usable import unreadable
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.prompts import ExamplePrompts, LabelledText, TooFewTextsError, expand
 from privsyn_flower.text.readiness import try_prompts
+from privsyn_flower.units import words
 
 SYNTHETIC = "synthetic"  # the result's name, and purpose
+UNKNOWN = 0.5  # share of words that public text does not have, above which a text is unreadable
 LOOKED_AT = 10_000  # texts of it, for their language
 logger = logging.getLogger("privsyn_flower")
 
@@ -190,8 +191,8 @@ class Writing(Recipe[T]):
             found.append(why)
         return found
 
-    def made(self) -> list[str]:
-        return [*super().made(), *(f"{name}.jsonl" for name in self.compared())]
+    def output_paths(self) -> list[str]:
+        return [*super().output_paths(), *(f"{name}.jsonl" for name in self.compared())]
 
     def compared(self) -> list[str]:
         """The chosen controls that write text, by their names in figures."""
@@ -284,3 +285,23 @@ def _by_class(texts: Sequence[str]) -> Sequence[str] | dict[str, list[str]]:
 def _with_labels(texts: list[LabelledText]) -> list[str]:
     """The texts as the benchmark reads private ones: a label comes with its text."""
     return [UserText(one.text, one.label) if one.label else one.text for one in texts]
+
+
+def unreadable(texts: Sequence[str], public: Sequence[str]) -> str:
+    """Why texts are no texts of the language of public ones, which nobody reads; "" where they may
+    be. What public text lacks of its own other half is no fault."""
+    share = _unknown(texts, public)
+    natural = _unknown(public[1::2], public[::2])
+    if share <= max(UNKNOWN, natural):
+        return ""
+    return (
+        f"{share:.0%} of the written words are in no public text: models.generator does not write "
+        "this language, or not with these settings"
+    )
+
+
+def _unknown(texts: Sequence[str], known: Sequence[str]) -> float:
+    """Share of the texts' words that the known ones do not have; 0 where there are none."""
+    vocabulary = {word for text in known for word in words(text)}
+    found = [word in vocabulary for text in texts for word in words(text)]
+    return 1 - sum(found) / len(found) if found and vocabulary else 0.0

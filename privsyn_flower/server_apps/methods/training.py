@@ -271,8 +271,8 @@ class Training(Updating, Recipe[TrainingStrategy]):
         self.proximity = filtered_pool(self.run, self.start, self.model)
         return 0
 
-    def made(self) -> list[str]:
-        return [*super().made(), ANEW]
+    def output_paths(self) -> list[str]:
+        return [*super().output_paths(), ANEW]
 
     def figures(self, strategy: TrainingStrategy) -> dict[str, Any]:
         told: dict[str, Any] = {} if self.evaluation is None else {"evaluation": self.evaluation}

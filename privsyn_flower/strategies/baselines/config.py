@@ -49,8 +49,11 @@ class DPPromptConfig(MethodTable):
 
 
 METHODS = (
-    MethodEntry("public-only", BASELINE, PopriConfig, order=8),  # its classes
+    # With POPri's classes; its texts come out as they went in.
+    MethodEntry("public-only", BASELINE, PopriConfig, order=8, product="Dataset"),
     MethodEntry("expand-only", BASELINE, order=8),
     MethodEntry("expand-private", BASELINE, order=8),
-    MethodEntry("dp-prompt", BASELINE, DPPromptConfig, order=8),
+    MethodEntry(
+        "dp-prompt", BASELINE, DPPromptConfig, order=8, title="DP-Prompt (Utpala et al. 2023)"
+    ),
 )

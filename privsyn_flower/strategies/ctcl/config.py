@@ -176,4 +176,13 @@ class CtclConfig(MethodTable):
             )
 
 
-METHODS = (MethodEntry("ctcl", SYNTHETIC, CtclConfig, ("training", "ftrl"), order=6),)
+METHODS = (
+    MethodEntry(
+        "ctcl",
+        SYNTHETIC,
+        CtclConfig,
+        ("training", "ftrl"),
+        order=6,
+        title="CTCL (Tan et al. 2025)",
+    ),
+)

@@ -2,4 +2,13 @@
 
 from privsyn_flower.config.common import TRAINING, MethodEntry
 
-METHODS = (MethodEntry("dp-fedavg", TRAINING, shared=("training", "proximity"), order=4),)
+METHODS = (
+    MethodEntry(
+        "dp-fedavg",
+        TRAINING,
+        shared=("training", "proximity"),
+        order=4,
+        title="DP-FedAvg (McMahan et al. 2018)",
+        product="Machine learning model",
+    ),
+)

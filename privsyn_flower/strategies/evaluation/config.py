@@ -83,4 +83,6 @@ class MeasureConfig(MethodTable):
             )
 
 
-METHODS = (MethodEntry("evaluation", MEASURING, MeasureConfig, order=7),)
+METHODS = (
+    MethodEntry("evaluation", MEASURING, MeasureConfig, order=7, product="Summary statistics"),
+)

@@ -66,4 +66,13 @@ class PeConfig(EvolutionConfig, MethodTable):
             )
 
 
-METHODS = (MethodEntry("pe", SYNTHETIC, PeConfig, ("sft",), order=2),)
+METHODS = (
+    MethodEntry(
+        "pe",
+        SYNTHETIC,
+        PeConfig,
+        ("sft",),
+        order=2,
+        title="private evolution (Lin et al. 2024, Xie et al. 2024)",
+    ),
+)

@@ -114,4 +114,4 @@ class PopriConfig(MethodTable):
             )
 
 
-METHODS = (MethodEntry("popri", SYNTHETIC, PopriConfig, order=3),)
+METHODS = (MethodEntry("popri", SYNTHETIC, PopriConfig, order=3, title="POPri (Hou et al. 2025)"),)

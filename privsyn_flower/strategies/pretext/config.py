@@ -19,4 +19,8 @@ class PreTextConfig(EvolutionConfig, MethodTable):
         self.check_labels(config.data.label_column)
 
 
-METHODS = (MethodEntry("pretext", SYNTHETIC, PreTextConfig, ("sft",), order=1),)
+METHODS = (
+    MethodEntry(
+        "pretext", SYNTHETIC, PreTextConfig, ("sft",), order=1, title="PrE-Text (Hou et al. 2024)"
+    ),
+)

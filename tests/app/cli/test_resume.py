@@ -128,7 +128,7 @@ def begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """The folder of a run that was killed in round 3, when 2 were released."""
-    monkeypatch.setattr(server, "Pipeline", OnlyRounds)
+    monkeypatch.setattr(server, "Run", OnlyRounds)
     monkeypatch.setattr(cli_run, "LocalFlower", InProcess)
     for data in ("private_file", "public_file"):  # the stand-in reads none
         monkeypatch.setattr(preflight, data, lambda config: ())
@@ -384,7 +384,7 @@ def test_a_resume_finishes_the_benchmark_alone(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(server, "Pipeline", WithBenchmark)
+    monkeypatch.setattr(server, "Run", WithBenchmark)
     assert run_command(None, [], begun) == begun  # a result, whatever ended its benchmark
     assert exit_status(begun) == NO_BENCHMARK
     assert f"finish that alone with: privsyn run --resume {begun}" in capsys.readouterr().err

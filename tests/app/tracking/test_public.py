@@ -21,7 +21,7 @@ from privsyn_flower.app.tracking.public import (
     public_stage,
 )
 from privsyn_flower.config import RunConfig
-from privsyn_flower.server_apps.settings import public_settings as settings_of
+from privsyn_flower.server_apps.run import public_settings as settings_of
 
 ROOT = Path(__file__).parents[3]
 SECRET = "what the user wrote"

@@ -20,19 +20,9 @@ from privsyn_flower.app.report.publishing.product import (
 )
 from privsyn_flower.app.report.summaries import UNASKED, Summary, benchmark_lines, trust_of
 from privsyn_flower.app.report.tables import interval
+from privsyn_flower.config.schema import METHODS
 from privsyn_flower.privacy.wording import at_most
 
-METHODS = {
-    "pretext": "PrE-Text (Hou et al. 2024)",
-    "pe": "private evolution (Lin et al. 2024, Xie et al. 2024)",
-    "popri": "POPri (Hou et al. 2025)",
-    "ctcl": "CTCL (Tan et al. 2025)",
-    "dp-fedavg": "DP-FedAvg (McMahan et al. 2018)",
-    "dp-ftrl": "DP-FTRL (Kairouz et al. 2021)",
-    "dp-prompt": "DP-Prompt (Utpala et al. 2023)",
-}
-# Texts that come out as they went in.
-PUBLIC_AS_IT_WAS = frozenset({"public-only"})
 TAG = "differential-privacy"
 PARQUET, PICKED, SETTINGS = "data/train.parquet", "data/seeds.parquet", "run.toml"
 PATH = "FOLDER"  # where it lies is not told
@@ -136,12 +126,14 @@ def front_matter(product: Product, facts: Facts, title: str) -> str:
 
 def method_of(summary: Summary) -> str:
     """The method with whoever published it, or its own name."""
-    return METHODS.get(str(summary["method"]), f"method = {summary['method']}")
+    entry = METHODS.get(str(summary["method"]))
+    return entry.title if entry and entry.title else f"method = {summary['method']}"
 
 
 def _kind(summary: Summary) -> str:
     """What the texts are: those of one row of the papers' tables are public ones as they were."""
-    return "public" if summary["method"] in PUBLIC_AS_IT_WAS else "synthetic"
+    entry = METHODS.get(str(summary["method"]))
+    return "public" if entry and entry.product == "Dataset" else "synthetic"
 
 
 def _claim(summary: Summary) -> dict[str, Any]:
