@@ -2,7 +2,7 @@
 
     python counted_superlink.py FILE flower-superlink ...
 
-Everything else is what `privsyn federation` starts (`privsyn_flower.app.local.own_account`); FILE
+Everything else is what `privsyn federation` starts (`app.local.loopback_guard`); FILE
 gets the counts once a second, as JSON. Used by many_nodes.py.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import uvicorn
 
-from privsyn_flower.app.local import own_account
+from privsyn_flower.app.local import loopback_guard
 
 EVERY = 1.0  # seconds between two writes
 counts: Counter[str] = Counter()
@@ -38,7 +38,7 @@ class Sent:
         return getattr(self._transport, name)
 
 
-def counted(protocol: Any) -> Any:
+def sampled(protocol: Any) -> Any:
     """uvicorn's protocol, with its bytes counted."""
 
     class Counted(protocol):  # type: ignore[misc]
@@ -59,7 +59,7 @@ def install(config: Any) -> None:
 
     def loaded(self: Any) -> None:
         load(self)
-        self.http_protocol_class = counted(self.http_protocol_class)
+        self.http_protocol_class = sampled(self.http_protocol_class)
         app = self.loaded_app
 
         async def asked(scope: Any, receive: Any, send: Any) -> None:
@@ -84,4 +84,4 @@ def write(path: Path) -> None:
 if __name__ == "__main__":
     threading.Thread(target=write, args=(Path(sys.argv.pop(1)),), daemon=True).start()
     install(uvicorn.Config)
-    own_account.main()
+    loopback_guard.main()

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from privsyn_flower.app.local import own_account
+from privsyn_flower.app.local import loopback_guard
 
 # Which modules start another process, and have that forked here instead.
 STARTERS = (
@@ -64,9 +64,9 @@ def become(folder: Path, argv: list[str], environment: dict[str, str], log: Path
         sys.modules[name].subprocess = SimpleNamespace(Popen=start, DEVNULL=None)  # type: ignore[attr-defined]
     status: Any = 0
     try:
-        if argv[0] in own_account.COMMANDS:
-            sys.argv = ["own_account", *argv]
-            own_account.main()
+        if argv[0] in loopback_guard.COMMANDS:
+            sys.argv = ["loopback_guard", *argv]
+            loopback_guard.main()
         else:
             sys.argv = argv
             entry(argv[0]).load()()

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.client_apps import updates
-from privsyn_flower.client_apps.answers import Taking
+from privsyn_flower.client_apps.answers import Participants
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.privacy.encoding.dense import dense_numbers
 from privsyn_flower.protocol.greeting import Hello
@@ -223,7 +223,7 @@ def speed(folder: Path, kind: Any, users: Users) -> None:
     def ours(group: Users) -> Any:
         total[:] = 0
         everybody = np.ones(len(group), dtype=bool)
-        updates.user_updates(query, group, Taking(everybody, everybody), plan, node)
+        updates.user_updates(query, group, Participants(everybody, everybody), plan, node)
         return total
 
     copies: list[float] = []

@@ -36,7 +36,7 @@ import forked_flower
 from messages import write_users
 
 from privsyn_flower.app.cli.run import RunFailed, run_command
-from privsyn_flower.app.local import own_account, simulation
+from privsyn_flower.app.local import loopback_guard, simulation
 from privsyn_flower.app.local.federation import CONNECTION, LocalFederation
 from privsyn_flower.app.local.layout import create
 from privsyn_flower.files import locked
@@ -301,9 +301,9 @@ class Bench:
         create(folder / "fed", [folder / "users.jsonl"], nodes=most, node_config=common)
         simulation.MODULES["client"] = CLIENT.format(rows=self.rows)
         self.federation = Growing(folder / "fed", options.at_once, options.forked)
-        counted, plain = str(self.federation.counts), own_account.command
-        own_account.command = lambda name, python=sys.executable: (
-            [python, "-P", str(COUNTER), counted, name]
+        sampled, plain = str(self.federation.counts), loopback_guard.command
+        loopback_guard.command = lambda name, python=sys.executable: (
+            [python, "-P", str(COUNTER), sampled, name]
             if name == "flower-superlink"
             else plain(name, python)
         )

@@ -30,11 +30,11 @@ START = (
     "protocol.noise",
     "protocol.secure",
     "strategies.engine.rounds",
-    "privacy.promise",
+    "privacy.plan",
 )
 LEFT_OUT = {
-    "privacy.accounting.calibration": "searches for the noise of an epsilon; `Promise.epsilon` and "
-    "the ledger price what it finds",
+    "privacy.accounting.calibration": "searches for the noise of an epsilon; "
+    "`PrivacyPlan.epsilon` and the ledger price what it finds",
     "privacy.accounting.curve": "other accounts of the same noise, for the summary",
     "privacy.encoding.dense": "the integers of model updates",
     "privacy.encoding.sizing": "how fine the integers are and how wide the modulus; `truncate`, "

@@ -18,7 +18,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.config.api import configured
 from privsyn_flower.privacy import Ledger
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.promised import ledger_terms
+from privsyn_flower.server_apps.privacy_plan import ledger_terms
 from privsyn_flower.strategies.engine.run_ledger import open_ledger
 
 WORDS = (

@@ -16,7 +16,7 @@ from privsyn_flower.privacy import epsilon
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.secagg import Code
-from privsyn_flower.server_apps.promised import promised
+from privsyn_flower.server_apps.privacy_plan import privacy_plan
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
@@ -63,7 +63,7 @@ def test_the_example_policy_has_every_key_and_its_roster() -> None:
 def test_a_node_with_the_example_policy_answers_the_example_run() -> None:
     config = load_config(ROOT / "configs" / "deployment-example.toml")
     policy = load_policy(EXAMPLES / "policy.toml")
-    multiplier, users = promised(config).main.multiplier, config.data.users
+    multiplier, users = privacy_plan(config).main.multiplier, config.data.users
     facts: dict[str, Any] = {
         "aggregation": config.aggregation,
         "kind": "votes",

@@ -47,7 +47,7 @@ from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello, hello, 
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import PROTOCOL
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.promised import baseline, promised, statement
+from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan, statement
 from privsyn_flower.telemetry import NO_TELEMETRY
 from privsyn_flower.text import load_embedder
 from scripts import update_docs
@@ -493,7 +493,7 @@ def test_the_table_of_popri_is_that_of_the_configurations() -> None:
         re.MULTILINE,
     )
     files = {path.stem for path in (ROOT / "configs").rglob("popri-*.toml")}
-    assert {row[0] for row in rows} == files - {"popri-demo", "popri-coins-demo", "popri-test"}
+    assert {row[0] for row in rows} == files - {"popri-demo", "popri-sampling-demo", "popri-test"}
     for name, path, variant, *figures in rows:
         assert Path(path).name == f"{name}.toml"
         config = load_config(FIGURES / path)
@@ -534,7 +534,7 @@ def test_the_default_lifetime_is_as_many_answers_as_the_page_says() -> None:
     policy = Policy()
     assert (policy.lifetime_epsilon, policy.lifetime_delta) == (10.0, 1e-6) and words
     limit = Limit.of(policy.lifetime_epsilon, policy.lifetime_delta)
-    z = promised(RunConfig()).main.multiplier
+    z = privacy_plan(RunConfig()).main.multiplier
     # In integers as coarse as they get, over more coordinates than the default run has.
     one = cost(z, release_distance(18_000, z, SENSITIVITY, 850))
     answers = [limit.allows(Spent(n * one.gaussian, n * one.distance)) for n in range(1, 100)]

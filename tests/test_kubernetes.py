@@ -25,7 +25,7 @@ from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 
 from privsyn_flower import __version__
 from privsyn_flower.app.local.layout import AUTHORITY, CERTIFICATE, KEY, write_certificates
-from privsyn_flower.app.local.own_account import COMMANDS
+from privsyn_flower.app.local.loopback_guard import COMMANDS
 from privsyn_flower.app.local.processes import free_port
 from privsyn_flower.client_apps.node.device import NODE_KEYS
 from privsyn_flower.client_apps.node.policy import load_policy
@@ -141,7 +141,7 @@ def test_paths_of_the_commands_are_mounted() -> None:
 def test_the_flags_are_flowers(one: dict[str, Any]) -> None:
     """Each flag is one of the installed Flower's, with or without a value as it wants."""
     *start, command = one["command"]
-    assert start == ["python", "-P", "-m", "privsyn_flower.app.local.own_account"]
+    assert start == ["python", "-P", "-m", "privsyn_flower.app.local.loopback_guard"]
     assert command in COMMANDS
     program = Path(sys.executable).parent / command
     text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout

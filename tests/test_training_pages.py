@@ -11,7 +11,7 @@ from flwr.app import MetricRecord
 
 from privsyn_flower.config import AveragingConfig, load_config
 from privsyn_flower.privacy.correlated import Participation, epsilon_correlated, factorization
-from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from privsyn_flower.strategies import DPFedAvg
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from tests.privacy.published import kairouz_restart_epsilon, zcdp
@@ -85,16 +85,16 @@ def test_the_table_of_trainings_is_that_of_the_configurations() -> None:
             re.MULTILINE,
         )
         for name, path, paper, *numbers, noise in rows:
-            epsilon, rounds, taking, users = (float(n.replace(",", "") or 0) for n in numbers)
+            epsilon, rounds, participants, users = (float(n.replace(",", "") or 0) for n in numbers)
             assert Path(path).name == f"{name}.toml"
             config = shown[name] = load_config(ROOT / "docs" / "results" / path)
             assert (config.epsilon, config.rounds) == (epsilon, rounds), name
-            assert config.data.users == (users or taking), name
+            assert config.data.users == (users or participants), name
             share = config.sampling_rate / config.ftrl.min_separation
-            assert config.data.users * share == taking, name
+            assert config.data.users * share == participants, name
             assert config.method == method.lower(), name
             assert paper.lower().replace("-", "") in name, name
-            calibrated = config.noise_multiplier or promised(config).main.multiplier
+            calibrated = config.noise_multiplier or privacy_plan(config).main.multiplier
             assert float(noise) == pytest.approx(calibrated, rel=1e-3), name
             if config.noise_multiplier:
                 assert float(noise) == config.noise_multiplier, name

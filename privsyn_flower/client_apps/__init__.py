@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from privsyn_flower.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
+    from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
     from privsyn_flower.client_apps.dropin import private_evaluation, private_training
     from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
     from privsyn_flower.client_apps.votes import VOTES, check_votes
@@ -17,7 +17,7 @@ else:
         __name__,
         Kind="answers",
         Node="node.device",
-        Taking="answers",
+        Participants="answers",
         UserTexts="node.device",
         VOTES="votes",
         check_votes="votes",
@@ -32,7 +32,7 @@ __all__ = [
     "VOTES",
     "Kind",
     "Node",
-    "Taking",
+    "Participants",
     "UserTexts",
     "check_votes",
     "guarded",

@@ -31,7 +31,7 @@ from privsyn_flower.client_apps.node.records import Peer
 from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.schedule import Schedule, places, public_ids
 from privsyn_flower.config.api import configured
-from privsyn_flower.privacy.accounting.sampling import coins
+from privsyn_flower.privacy.accounting.sampling import poisson_sample
 from privsyn_flower.privacy.encoding.quantize import node_noise_integers, to_modulus
 from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.protocol.noise import (
@@ -60,7 +60,7 @@ logger = logging.getLogger("privsyn_flower")
 
 
 @dataclass(frozen=True)
-class Taking:
+class Participants:
     """Who takes part in an answer, PRIVATE; both are (users,).
 
     asked: who is due and within all limits. counted: of these, whose coin came up. The node does
@@ -68,20 +68,20 @@ class Taking:
     would show the server, in the time of the answer, how a coin fell.
     """
 
-    asked: Bools
-    counted: Bools
+    eligible: Bools
+    sampled: Bools
 
 
 @dataclass(frozen=True)
 class Kind:
     """One kind of query. check(query, node): refuses, by public causes only, what this node
-    cannot answer. vectors(query, users, taking, plan, node): makes the encoded vectors of all
-    users (PRIVATE) in `taking.asked`, and returns the sum (encoded_length,) int64 of those in
-    `taking.counted`; plan: an IntegerPlan, of updates a DensePlan. tokens(query): most of one user
-    that go through models, by a question that passed `check`."""
+    cannot answer. vectors(query, users, participants, plan, node): makes the encoded vectors of all
+    `participants.eligible` users (PRIVATE), and returns the sum (encoded_length,) int64 of those in
+    `participants.sampled`; plan: an IntegerPlan, of updates a DensePlan. tokens(query): most of one
+    user that go through models, by a query that passed `check`."""
 
     check: Callable[[Query, Node], None]
-    vectors: Callable[[Query, UserTexts, Taking, Any, Node], I64]
+    vectors: Callable[[Query, UserTexts, Participants, Any, Node], I64]
     tokens: Callable[[Query], int] = lambda query: 0
 
 
@@ -104,15 +104,15 @@ def _plain(message: Message, node: Node, kind: Kind) -> Message:
 def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Message:
     stage, session = stage_of(message), session_of(message, context.state)
     try:
-        asked = _asked(message, str(stage), session, node, kind)
+        head = _read_query(message, str(stage), session, node, kind)
     except BaseException:
         forget(context.state)
         raise
 
     def vector(session: Session, weight: int) -> I64:
-        if asked is None:
+        if head is None:
             raise SecaggError(Code.SESSION, "a masked vector needs the question")
-        query, ticket, noise = asked
+        query, ticket, noise = head
         _check(query, ticket, noise, node, kind, "secure", noise.colluding / weight)
         check_range(query, noise, weight)
         return contribution(query, ticket, noise, node, kind)
@@ -129,23 +129,23 @@ def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Messa
     return respond(message, context.state, party)
 
 
-def _asked(
+def _read_query(
     message: Message, stage: str, session: Session, node: Node, kind: Kind
 ) -> tuple[Query, Ticket, Noise] | None:
     """The question, checked, of the two stages that carry its head; None of the others."""
     if stage not in ("advertise", "mask"):
         return None
-    asked = read_head(message)
+    head = read_head(message)
     if stage == "mask":
-        _check(*asked, node, kind, "secure", 1.0)  # before its arrays are unpacked
-        asked = read_ask(message)
-    bound = session_for(*asked)
+        _check(*head, node, kind, "secure", 1.0)  # before its arrays are unpacked
+        head = read_ask(message)
+    bound = session_for(*head)
     # Without its arrays the head has another digest; everything else must agree.
     expected = replace(bound, context=session.context) if stage == "advertise" else bound
     if session != expected:
         raise SecaggError(Code.SESSION, "the session does not belong to the question")
-    _check(*asked, node, kind, "secure", 1.0)
-    return asked
+    _check(*head, node, kind, "secure", 1.0)
+    return head
 
 
 def _check(
@@ -223,10 +223,10 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
     try:
         with timed(_timings_folder(node), ticket, node.facts.weight):
             users = _users_or_none(node)
-            taking = _taking(users, query, ticket, noise, node)
-            taken = int(np.count_nonzero(taking.asked)) if users else taken
+            participants = _participants(users, query, ticket, noise, node)
+            taken = int(np.count_nonzero(participants.eligible)) if users else taken
             share = _noise_share(query, ticket, noise, node)
-            return share + _vectors_or_zero(query, noise, users, taking, node, kind)
+            return share + _vectors_or_zero(query, noise, users, participants, node, kind)
     finally:
         node.failures.write(node.cache, ticket, taken)
 
@@ -283,7 +283,9 @@ def _due(users: UserTexts, schedule: Schedule, round: int, node: Node) -> Bools:
     return schedule.due(places(node.records.ids(names)), round)
 
 
-def _taking(users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: Node) -> Taking:
+def _participants(
+    users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: Node
+) -> Participants:
     """Who takes part: due, within all limits, and counted by the node's own coins.
 
     Writes down that this ticket is answered; raises WireError when it was answered before, or
@@ -291,25 +293,27 @@ def _taking(users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: 
     not looked at by any limit: that a user was not drawn must not show later.
     """
     schedule = Schedule.of(query)
-    asked = _due(users, schedule, ticket.round, node)
-    due = [name for name, is_due in zip(users, asked, strict=True) if is_due]
+    eligible = _due(users, schedule, ticket.round, node)
+    due = [name for name, is_due in zip(users, eligible, strict=True) if is_due]
     asking = (ticket.run, ticket.query, ticket.round, ticket.attempt, due)
     if node.policy is None:
-        asked[asked] = node.records.schedule(*asking, schedule)
+        eligible[eligible] = node.records.schedule(*asking, schedule)
     else:
         distance = total_variation(query, noise)
-        asked[asked] = node.records.take(*asking, noise.multiplier, distance, node.policy, schedule)
-    counted = asked & coins(len(users), noise.sampling_rate)
-    return Taking(counted if node.central else asked, counted)
+        eligible[eligible] = node.records.take(
+            *asking, noise.multiplier, distance, node.policy, schedule
+        )
+    sampled = eligible & poisson_sample(len(users), noise.sampling_rate)
+    return Participants(sampled if node.central else eligible, sampled)
 
 
 def _vectors_or_zero(
-    query: Query, noise: Noise, users: UserTexts, taking: Taking, node: Node, kind: Kind
+    query: Query, noise: Noise, users: UserTexts, participants: Participants, node: Node, kind: Kind
 ) -> I64:
     vector = np.zeros(encoded_length(query), dtype=np.int64)
     text = "the users' answers failed; a zero vector is sent instead"
-    with _data_failures(node, "answer", int(np.count_nonzero(taking.asked)), text):
-        vector = kind.vectors(query, users, taking, integer_plan(query, noise), node)
+    with _data_failures(node, "answer", int(np.count_nonzero(participants.eligible)), text):
+        vector = kind.vectors(query, users, participants, integer_plan(query, noise), node)
     return vector  # noqa: RET504 - zeros when the line above was cut short
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.arrays import I64
-from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import Query
@@ -83,7 +83,7 @@ def _shipped(query: Query, folder: Path) -> list[Parameters]:
 
 
 def user_evaluations(
-    query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
+    query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded vectors (1 + 2 models,) of those counted.
 
@@ -100,7 +100,7 @@ def user_evaluations(
     except Exception as error:  # nobody's text was opened: the cause is the question's size
         raise WireError(Refusal.MEMORY, f"a batch of {BATCH_TOKENS} tokens failed") from error
     rows: list[list[list[int]]] = []
-    for texts, asked in zip(users.values(), taking.asked, strict=True):
+    for texts, asked in zip(users.values(), participants.eligible, strict=True):
         rows.append([])
         with alone(node, FAILED):
             if asked:
@@ -122,7 +122,7 @@ def user_evaluations(
         bound=query.bound,
         gap=float(options["gap"]),
         plan=plan,
-        counted=taking.counted,
+        sampled=participants.sampled,
     )
 
 

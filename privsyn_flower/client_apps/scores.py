@@ -8,10 +8,10 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.arrays import I64
-from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
-from privsyn_flower.client_apps.votes import asked_rows
+from privsyn_flower.client_apps.votes import eligible_rows
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.protocol.question import Query
@@ -89,13 +89,13 @@ def _labels(query: Query) -> list[str]:
 
 
 def user_scores(
-    query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
+    query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded scores (length,) of those who are counted."""
     groups, labels = query.extra["groups"], _labels(query)
     classes = np.repeat(query.extra["classes"].astype(np.intp), groups) if labels else None
     question, total = query.question(), np.zeros(query.length, dtype=np.int64)
-    for asked in asked_rows(query, users, taking, node, labels):
+    for asked in eligible_rows(query, users, participants, node, labels):
         total += shard_scores(
             asked.rows,
             asked.owner,
@@ -108,7 +108,7 @@ def user_scores(
             sample_classes=asked.classes,
             cosines="projection" not in query.extra,
             plan=plan,
-            counted=asked.counted,
+            sampled=asked.sampled,
         )
     return total
 

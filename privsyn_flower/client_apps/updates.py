@@ -19,7 +19,7 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.arrays import F32, F64, I64
-from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.client_apps.node.policy import check_model
@@ -147,7 +147,7 @@ def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
 
 
 def user_updates(
-    query: Query, users: UserTexts, taking: Taking, plan: DensePlan, node: Node
+    query: Query, users: UserTexts, participants: Participants, plan: DensePlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded updates (padded_length,) of who is counted.
 
@@ -165,8 +165,8 @@ def user_updates(
         except Exception as error:  # nobody's text was opened: the cause is the question's size
             raise WireError(Refusal.MEMORY, f"a step on made-up tokens failed: {error}") from error
         return shard_updates(
-            _deltas(query, users, taking, model, options, node, conditions),
-            counted=taking.counted[taking.asked],
+            _deltas(query, users, participants, model, options, node, conditions),
+            sampled=participants.sampled[participants.eligible],
             length=query.length,
             clip_norm=clip_norm,
             indicator=indicator,
@@ -177,7 +177,7 @@ def user_updates(
 def _deltas(
     query: Query,
     users: UserTexts,
-    taking: Taking,
+    participants: Participants,
     model: LoadedLM,
     options: LocalTraining,
     node: Node,
@@ -187,7 +187,7 @@ def _deltas(
 
     Where the local training is one plain SGD step, several users' are computed at once.
     """
-    asking = (query, users, taking, options, node, conditions)
+    asking = (query, users, participants, options, node, conditions)
     group = model.group(options, conditions.max_source if conditions else 0)
     if group is None:
         return _each(model.train, *asking)
@@ -198,7 +198,7 @@ def _each(
     work: Callable[..., T | None],
     query: Query,
     users: UserTexts,
-    taking: Taking,
+    participants: Participants,
     options: LocalTraining,
     node: Node,
     conditions: Conditions | None,
@@ -208,7 +208,7 @@ def _each(
     The order of a user's texts is drawn for the seed, the round (by its rotation) and the user.
     """
     everyone = _owned(query, users, node, conditions)
-    for user, own, asked in zip(users, everyone, taking.asked, strict=True):
+    for user, own, asked in zip(users, everyone, participants.eligible, strict=True):
         if not asked:
             continue
         made = None

@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.arrays import F32, I32, I64, Bools
-from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
@@ -87,7 +87,7 @@ def user_rows(query: Query, users: UserTexts, node: Node) -> Iterator[Block]:
     return EmbeddingCache(node.cache / "embeddings", query.model, node.memory).blocks(users, embed)
 
 
-class Asked(NamedTuple):
+class EligibleRows(NamedTuple):
     """A block's rows of those who are asked, PRIVATE.
 
     rows: (n, d). owner: (n,), the user of each. counted: (u,) whether each of the block's users is
@@ -96,13 +96,13 @@ class Asked(NamedTuple):
 
     rows: F32
     owner: I32
-    counted: Bools
+    sampled: Bools
     classes: I64 | None
 
 
-def asked_rows(
-    query: Query, users: UserTexts, taking: Taking, node: Node, labels: list[str]
-) -> Iterator[Asked]:
+def eligible_rows(
+    query: Query, users: UserTexts, participants: Participants, node: Node, labels: list[str]
+) -> Iterator[EligibleRows]:
     """`user_rows` of those who are asked, block by block. labels: the public class list."""
     from privsyn_flower.data.caches import classes_of
     from privsyn_flower.data.findings import NODE_LOG
@@ -112,28 +112,28 @@ def asked_rows(
         if beyond := int(np.maximum(np.bincount(block.owner) - cap, 0).sum()):
             NODE_LOG.warning("%d texts are beyond the question's samples-cap = %d", beyond, cap)
         here = slice(block.first, block.first + len(block.users))
-        kept = taking.asked[here][block.owner]  # (n,)
+        kept = participants.eligible[here][block.owner]  # (n,)
         classes = None
         if labels:
             texts = (users[user] for user in block.users)
             classes = classes_of(texts, block.owner, len(block.users), labels)
         if kept.all():  # the usual case: no copy of the embeddings
-            yield Asked(block.rows, block.owner, taking.counted[here], classes)
+            yield EligibleRows(block.rows, block.owner, participants.sampled[here], classes)
         else:
             own = None if classes is None else classes[kept]
-            yield Asked(block.rows[kept], block.owner[kept], taking.counted[here], own)
+            yield EligibleRows(block.rows[kept], block.owner[kept], participants.sampled[here], own)
 
 
 def user_votes(
-    query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
+    query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are counted."""
     options, labels = query.options, query.labels
     question, total = query.question(), np.zeros(query.length, dtype=np.int64)
-    for asked in asked_rows(query, users, taking, node, labels):
+    for eligible in eligible_rows(query, users, participants, node, labels):
         total += shard_votes(
-            asked.rows,
-            asked.owner,
+            eligible.rows,
+            eligible.owner,
             question,
             clip=cast(Clip, options["clip"]),
             bound=query.bound,
@@ -141,9 +141,9 @@ def user_votes(
             neighbors=int(options["neighbors"]),
             metric=cast(Metric, options["metric"]),
             plan=plan,
-            counted=asked.counted,
+            sampled=eligible.sampled,
             classes=max(1, len(labels)),
-            sample_classes=asked.classes,
+            sample_classes=eligible.classes,
             candidate_classes=query.extra.get("classes"),
         )
     return total

@@ -15,11 +15,11 @@ from privsyn_flower.privacy.wording import at_most
 BLUE, GREY, DARK = "#1f5fa8", "#b8b8b8", "#6b6b6b"
 
 
-def caption(method: str, epsilon: float, delta: float, *, promised: bool = True) -> str:
+def caption(method: str, epsilon: float, delta: float, *, privacy_plan: bool = True) -> str:
     """What stands above each picture of a run. promised: False where its statement claims none."""
     if math.isinf(epsilon):
         return f"{method}: NO PRIVACY, epsilon is infinite"
-    held = "" if promised else " (NO PRIVACY IS CLAIMED)"
+    held = "" if privacy_plan else " (NO PRIVACY IS CLAIMED)"
     return f"{method}: epsilon = {at_most(epsilon)}, delta = {delta:g}{held}"
 
 

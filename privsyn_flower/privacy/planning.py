@@ -1,7 +1,7 @@
 """The promise of a run: from (epsilon, delta) and its phases to their noise, and what may be said.
 
 The smallest noise that keeps epsilon is searched for here (`accounting.calibration`). What it costs
-is computed by `Promise.epsilon`, whoever chose it.
+is computed by `PrivacyPlan.epsilon`, whoever chose it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from privsyn_flower.privacy.accounting.calibration import calibrate_beside
 from privsyn_flower.privacy.accounting.composition import gaussian_mu
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.promise import EVALUATIONS, Phase, Promise, events
+from privsyn_flower.privacy.plan import EVALUATIONS, Phase, PrivacyPlan, events
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.privacy.wording import at_most, noise_at_least
 
 
-class PromiseError(ValueError):
+class PrivacyPlanError(ValueError):
     """The phases' noise or shares, as they are given, cost more than was promised."""
 
 
@@ -33,14 +33,14 @@ def evaluation_phases(rounds: Phase, count: int) -> list[Phase]:
     return [beside.given(rounds.equivalent)]
 
 
-def promise(
+def plan_privacy(
     epsilon: float,
     delta: float,
     phases: Sequence[Phase],
     *,
     ledger_epsilon: float = 0.0,
     checked: bool = True,
-) -> Promise:
+) -> PrivacyPlan:
     """The promise of these phases, in their order, each with its noise.
 
     Noise that is not given is the smallest that keeps epsilon. ledger_epsilon: total of the ledger,
@@ -52,7 +52,7 @@ def promise(
     if not names or len(set(names)) < len(names):
         raise ValueError(f"phases = {names} must have distinct names, and there must be one")
     if 0 < ledger_epsilon < epsilon:
-        raise PromiseError(
+        raise PrivacyPlanError(
             f"ledger-epsilon = {ledger_epsilon:g} is the total of all runs and below epsilon = "
             f"{epsilon:g} of this one: lower epsilon, or raise ledger-epsilon"
         )
@@ -68,9 +68,9 @@ def promise(
             wanted[phase.rate] += phase.most
         equal = calibrate_beside(epsilon, wanted, left, events(known))
         settled = [phase if phase.multiplier else phase.costing(equal) for phase in settled]
-    made = Promise(epsilon, delta, tuple(settled), max(epsilon, ledger_epsilon))
+    made = PrivacyPlan(epsilon, delta, tuple(settled), max(epsilon, ledger_epsilon))
     if checked and known and made.epsilon > epsilon:
-        raise PromiseError(_too_much(made, rest))
+        raise PrivacyPlanError(_too_much(made, rest))
     return made
 
 
@@ -86,7 +86,7 @@ def _check_mixture(phases: Sequence[Phase]) -> None:
                 )
 
 
-def _too_much(made: Promise, rest: Sequence[Phase]) -> str:
+def _too_much(made: PrivacyPlan, rest: Sequence[Phase]) -> str:
     """What given noise costs, and how much of it would do where one number says that."""
     asked = " and ".join(
         f"{phase.rounds} {phase.name}" + (f" and {_spare(phase)} spare" if _spare(phase) else "")
@@ -99,7 +99,7 @@ def _too_much(made: Promise, rest: Sequence[Phase]) -> str:
     if rest or not all(_equal(p.equivalent, made.main.equivalent) for p in made.phases):
         return f"{noise}, or the others' (their share), or lower rounds"
     own = [replace(phase, multiplier=0.0, share=0.0) for phase in made.phases]
-    least = promise(made.target, made.delta, own).main.multiplier
+    least = plan_privacy(made.target, made.delta, own).main.multiplier
     return f"{noise} to {noise_at_least(least)}, lower rounds, or set it to 0 to calibrate it"
 
 
@@ -126,7 +126,7 @@ def _spare(phase: Phase) -> int:
     return phase.spare if phase.source == "nodes" else 0
 
 
-def statement_of(plan: Promise, **facts: Any) -> PrivacyStatement:
+def statement_of(plan: PrivacyPlan, **facts: Any) -> PrivacyStatement:
     """What may be said of the run. facts: of the federation and its data, as
     `PrivacyStatement` has them."""
     main = plan.main

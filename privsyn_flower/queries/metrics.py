@@ -116,7 +116,7 @@ def shard_metrics(
     bound: float,
     gap: float = 0.0,
     plan: GridEncoder | None = None,
-    counted: ArrayLike | None = None,
+    sampled: ArrayLike | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of their vectors (see `user_metrics`): (1 + 2 R,), PRIVATE.
 
@@ -128,11 +128,11 @@ def shard_metrics(
     vectors = user_metrics(
         tokens, correct, loss, max_tokens=max_tokens, max_loss=max_loss, bound=bound, gap=gap
     )
-    return encoded_sum(vectors, plan, counted)
+    return encoded_sum(vectors, plan, sampled)
 
 
 def encoded_sum(
-    vectors: F64, plan: GridEncoder | None, counted: ArrayLike | None = None
+    vectors: F64, plan: GridEncoder | None, sampled: ArrayLike | None = None
 ) -> NDArray[Any]:
     """Sum of users' bounded vectors (u, d), each encoded by itself: (d,) int64, PRIVATE.
 
@@ -140,7 +140,7 @@ def encoded_sum(
     booleans, PRIVATE: whether each user is summed; None: everybody. The work is the same for
     those who are not.
     """
-    summed = np.ones(len(vectors), bool) if counted is None else np.asarray(counted)  # (u,)
+    summed = np.ones(len(vectors), bool) if sampled is None else np.asarray(sampled)  # (u,)
     total: NDArray[Any]
     if plan is None:
         total = (vectors * summed[:, None]).sum(axis=0)
@@ -212,7 +212,7 @@ def noisy_ratio(
     denominator_std: float,
     z: float,
     *,
-    counted: str = "number of tokens, in users' caps,",
+    sampled: str = "number of tokens, in users' caps,",
     remedy: str = "more users or fewer models, lower max-tokens",
 ) -> Ratio:
     """Quotient of two sums with independent noise, and Fieller's interval for it.
@@ -228,7 +228,7 @@ def noisy_ratio(
     square = denominator**2 - (z * denominator_std) ** 2
     if not (denominator > 0 and square > 0):
         raise TooNoisyError(
-            f"the noisy {counted} is {denominator:.4g}, not above {z:.2f} standard deviations of "
+            f"the noisy {sampled} is {denominator:.4g}, not above {z:.2f} standard deviations of "
             f"its noise ({denominator_std:.4g}): evaluate on {remedy}, or spend more on the "
             "evaluation"
         )
@@ -308,7 +308,7 @@ def shard_app_metrics(
     bounds: Bounds,
     max_examples: int,
     plan: GridEncoder | None = None,
-    counted: ArrayLike | None = None,
+    sampled: ArrayLike | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of their vectors (see `user_app_metrics`): (1 + k,), PRIVATE.
 
@@ -316,7 +316,7 @@ def shard_app_metrics(
     counted: (u,) whether each user is summed, as there.
     """
     vectors = user_app_metrics(examples, values, bounds=bounds, max_examples=max_examples)
-    return encoded_sum(vectors, plan, counted)
+    return encoded_sum(vectors, plan, sampled)
 
 
 # --- the server's side: from the released sum to means --------------------------------------
@@ -340,7 +340,7 @@ def read_app_metrics(
             noise_std,
             noise_std,
             z,
-            counted="sum of the users' weights",
+            sampled="sum of the users' weights",
             remedy="more users or fewer metrics, lower max_examples",
         )
         middle, half = low + (high - low) / 2, (high - low) / 2

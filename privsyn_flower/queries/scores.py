@@ -86,7 +86,7 @@ def shard_scores(
     sample_classes: ArrayLike | None = None,
     cosines: bool = True,
     plan: ScoreEncoding | None = None,
-    counted: ArrayLike | None = None,
+    sampled: ArrayLike | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of each user's clipped scores: (m,) float64, PRIVATE.
 
@@ -134,7 +134,7 @@ def shard_scores(
     total = np.zeros(len(question), dtype=np.float64 if plan is None else np.int64)
     columns = np.concatenate([block.columns for block in blocks])  # (m,)
     who = np.unique(owners)  # (u,)
-    summed = np.ones(len(who), bool) if counted is None else np.asarray(counted)[who]
+    summed = np.ones(len(who), bool) if sampled is None else np.asarray(sampled)[who]
     done = 0
     for sums, numbers in user_sums(rows, owners, labels, samples_cap, scoring.step, len(blocks)):
         total[columns] += scoring.sum(sums, numbers, summed[done : done + len(sums)])

@@ -69,7 +69,7 @@ def shard_updates(
     clip_norm: float,
     indicator: float,
     encode: Callable[[F64], I64] | None = None,
-    counted: Iterable[bool] | None = None,
+    sampled: Iterable[bool] | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of their vectors (see `user_update`), PRIVATE.
 
@@ -82,8 +82,8 @@ def shard_updates(
     """
     empty = np.zeros(length)  # (length,)
     total: NDArray[Any] = empty if encode is None else np.zeros_like(encode(empty))
-    summed: Iterable[bool] = itertools.repeat(True) if counted is None else counted
-    for delta, counts in zip(deltas, summed, strict=counted is not None):
+    summed: Iterable[bool] = itertools.repeat(True) if sampled is None else sampled
+    for delta, counts in zip(deltas, summed, strict=sampled is not None):
         vector = user_update(delta, clip_norm=clip_norm, indicator=indicator)
         if vector is None:
             continue

@@ -64,7 +64,7 @@ def shard_votes(
     neighbors: int = 1,
     metric: str = "l2",
     plan: UserEncoder | None = None,
-    counted: ArrayLike | None = None,
+    sampled: ArrayLike | None = None,
     classes: int = 1,
     sample_classes: ArrayLike | None = None,
     candidate_classes: ArrayLike | None = None,
@@ -113,7 +113,7 @@ def shard_votes(
         chosen, voted = chosen[own >= 0], voted[own >= 0]
     voters = np.repeat(user_of_row[voted], neighbors)  # (w k,)
     names = np.unique(owners)  # (u,)
-    summed = np.ones(len(names), bool) if counted is None else np.asarray(counted)[names]
+    summed = np.ones(len(names), bool) if sampled is None else np.asarray(sampled)[names]
     size = question.size if among is not None else classes * question.size
     return _clipped_sum(voters, chosen.ravel(), size, clip, bound, plan, summed)
 

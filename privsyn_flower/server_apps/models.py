@@ -8,7 +8,7 @@ from privsyn_flower.data import cached_embeddings
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.public_text import PublicText
-from privsyn_flower.text import AdaptableGenerator, Embedder, Infiller, load_embedder
+from privsyn_flower.text import AdaptableGenerator, Embedder, Variation, load_embedder
 from privsyn_flower.text.embedders import KnownRows
 from privsyn_flower.text.protocols import Sampling
 from privsyn_flower.text.tiny.assets import embedded
@@ -65,7 +65,7 @@ class Models:
             self._embedder = KnownRows(embedder, pool, rows)
         return self._embedder
 
-    def infiller(self) -> Infiller | dict[str, Infiller]:
+    def infiller(self) -> Variation | dict[str, Variation]:
         """Variation: mask-fill (PrE-Text), public neighbours, some of each, or by the generator; by
         class where its instruction names the class."""
         options = self.config.evolution
@@ -80,7 +80,7 @@ class Models:
 
         return Mixed(self._retrieval(), self._mask_fill(), options.retrieval_share)
 
-    def _rewriting(self) -> Infiller | dict[str, Infiller]:
+    def _rewriting(self) -> Variation | dict[str, Variation]:
         from privsyn_flower.text.variation import Continue, Rewrite
 
         options, words = self.config.evolution, self.config.data.sample_words
@@ -95,7 +95,7 @@ class Models:
             for name in split_list(options.labels)
         }
 
-    def _mask_fill(self) -> Infiller:
+    def _mask_fill(self) -> Variation:
         from privsyn_flower.text.variation import MaskFill
 
         options = self.config.evolution
@@ -112,7 +112,7 @@ class Models:
             table=options.table,
         )
 
-    def _retrieval(self) -> Infiller:
+    def _retrieval(self) -> Variation:
         from privsyn_flower.text.variation import Retrieval
 
         embedder, pool = self.embedder(), self.public.pool

@@ -29,7 +29,7 @@ from privsyn_flower.files import file_digest
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.promise import ROUNDS
+from privsyn_flower.privacy.plan import ROUNDS
 from privsyn_flower.progress import PROGRESS, ProgressLog
 from privsyn_flower.runs import SYNTHETIC, UNFINISHED, UNUSABLE, RunFolder, StageClock, write_json
 from privsyn_flower.server_apps.changes import ALL_RELEASED, changed_keys, remade, to_remake
@@ -37,7 +37,13 @@ from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.recipe import Recipe
 from privsyn_flower.server_apps.models import Models
-from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
+from privsyn_flower.server_apps.privacy_plan import (
+    baseline,
+    federation_spec,
+    invariants,
+    privacy_plan,
+    statement_fields,
+)
 from privsyn_flower.server_apps.public_text import PublicText, carried_by, public_text
 from privsyn_flower.server_apps.readiness import try_run
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
@@ -93,27 +99,27 @@ class Run:
         return Session(
             self.grid,
             self.folder,
-            promised(self.config),
-            terms(self.config),
+            privacy_plan(self.config),
+            federation_spec(self.config),
             AGGREGATIONS[self.config.aggregation](),
-            said=self._said(),
-            kept=kept(self.config),
+            statement_fields=self._statement_fields(),
+            invariants=invariants(self.config),
             progress=self.progress,
             callbacks=self.callbacks,
         )
 
-    def _said(self) -> dict[str, Any]:
+    def _statement_fields(self) -> dict[str, Any]:
         """And what the run was measured by before its settings were changed."""
         changed, own = changed_keys(self.folder), self.config.evaluation
         measured = self.config.benchmark or "benchmark" in changed
         rival = measured and bool(own.rival or "evaluation.rival" in changed)
-        whole = {**said(self.config), "benchmark": measured, "rival": rival}
+        whole = {**statement_fields(self.config), "benchmark": measured, "rival": rival}
         return {**whole, "changed": tuple(changed)}
 
     @property
     def has_rounds(self) -> bool:
         """Whether the promise pays for rounds, and not only for questions beside them."""
-        return self.asks and any(phase.name == ROUNDS for phase in self.session.promise.phases)
+        return self.asks and any(phase.name == ROUNDS for phase in self.session.privacy_plan.phases)
 
     @contextmanager
     def charged(self) -> Iterator[Ledger]:
@@ -151,7 +157,7 @@ class Run:
         """What stands above the run's pictures."""
         own = self.statement
         held = not own.threat_model.startswith("none")
-        return caption(self.config.method, own.epsilon, own.delta, promised=held)
+        return caption(self.config.method, own.epsilon, own.delta, privacy_plan=held)
 
     def known(self) -> dict[str, Any]:
         """What a summary says that is known before anything is asked."""
@@ -176,7 +182,7 @@ class Run:
             **self.known(),
             **of_rounds(self.folder, done, planned, self.ended_early),
             "participations_per_user": min(done, self.statement.most_participations),
-            "privacy_curve": self.session.promise.curve if self.asks else None,
+            "privacy_curve": self.session.privacy_plan.curve if self.asks else None,
             "epsilon_ledger": self.ledger_epsilon,
             "epsilon_ledger_total": self.ledger_total,
             "synthetic_samples": samples,
@@ -263,7 +269,7 @@ class Run:
         """The method's figures, and the verdict of what was released; public."""
         what, _ = method.question(self.config)
         rows = self.folder.metrics() if self.has_rounds else []
-        found = judged(self.folder, self.session.promise, rows, figures, what)
+        found = judged(self.folder, self.session.privacy_plan, rows, figures, what)
         return {**figures, "verdict": found}
 
     def _rounds(self, method: Recipe[Any], strategy: Method) -> int:

@@ -11,9 +11,9 @@ from privsyn_flower.text.protocols import (
     AdaptableGenerator,
     Embedder,
     Generator,
-    Infiller,
     Trained,
     Trainer,
+    Variation,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ __all__ = [
     "Embedder",
     "Generator",
     "HuggingFaceGenerator",
-    "Infiller",
     "MaskFill",
     "Mixed",
     "ModelUnavailableError",
@@ -80,6 +79,7 @@ __all__ = [
     "TopicModel",
     "Trained",
     "Trainer",
+    "Variation",
     "described_pairs",
     "embedder_fingerprint",
     "expand",

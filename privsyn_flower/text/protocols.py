@@ -50,7 +50,7 @@ class PublicText(Protocol):
 
 
 @runtime_checkable
-class Infiller(Protocol):
+class Variation(Protocol):
     """Text -> a variation of it (Variation in PrE-Text, section 3 (4))."""
 
     def vary(self, texts: Sequence[str], rng: np.random.Generator) -> list[str]:

@@ -26,7 +26,7 @@ from privsyn_flower.text.models.decoding import banned_tokens, check_sampling, c
 from privsyn_flower.text.models.devices import map_batches, resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
 from privsyn_flower.text.prompts import expand_prompt, parse_completion
-from privsyn_flower.text.protocols import AdaptableGenerator, Embedder, Infiller
+from privsyn_flower.text.protocols import AdaptableGenerator, Embedder, Variation
 from privsyn_flower.units import beginning, units
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ class Mixed:
     """Vary each text by `first` with probability `share`, else by `second` (an Infiller)."""
 
     @named_as_arguments
-    def __init__(self, first: Infiller, second: Infiller, share: float) -> None:
+    def __init__(self, first: Variation, second: Variation, share: float) -> None:
         if not 0 <= share <= 1:
             raise ValueError(f"pretext.retrieval-share = {share}: must lie in [0, 1]")
         self.first, self.second, self.share = first, second, share
@@ -323,9 +323,9 @@ class Mixed:
         """n texts -> n variations, in order."""
         use_first = rng.random(len(texts)) < self.share
         result = list(texts)
-        for infiller, mine in ((self.first, use_first), (self.second, ~use_first)):
+        for variation, mine in ((self.first, use_first), (self.second, ~use_first)):
             places = np.flatnonzero(mine)
-            varied = infiller.vary([texts[i] for i in places.tolist()], rng)
+            varied = variation.vary([texts[i] for i in places.tolist()], rng)
             for place, text in zip(places, varied, strict=True):
                 result[place] = text
         return result

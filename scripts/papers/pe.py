@@ -191,10 +191,18 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         data, named = DATA[run.partition("-")[0]]
         own = named | dict(zip(COLUMNS, numbers, strict=True)) | PARTIAL.get(run, {})
         part = [SOME] if run in PARTIAL else [ALL] if run == "partial-10000" else []
-        coins = [COINS] if run in PARTIAL else []
+        poisson_sample = [COINS] if run in PARTIAL else []
         for name, layer in BASELINES.items():
             if name == "pe" or run not in ("partial-10000", *PARTIAL):  # Figure 3 has four methods
-                layers = [layer, numbers_of(FEDERATED), DISTILGPT2, *part, *coins, *data, PRETEXT]
+                layers = [
+                    layer,
+                    numbers_of(FEDERATED),
+                    DISTILGPT2,
+                    *part,
+                    *poisson_sample,
+                    *data,
+                    PRETEXT,
+                ]
                 yield f"{name}-popri-{run}", layers, own
     for run, (layers, noise) in CENTRAL_RUNS.items():
         layer, named = AUG_PE_DATA[run.partition("-")[0]]

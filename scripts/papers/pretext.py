@@ -166,7 +166,7 @@ min-separation = 1  # App. D.2 (3): full participation in each round
 
 # Rows that ask nobody: the paper's bounds from below and above, and paraphrases.
 
-UNASKED = """
+NO_QUERIES = """
 benchmark = true  # next-token accuracy on held-out users, Tables 2 and 3: outside epsilon
 [data]
 development-users = 0
@@ -245,7 +245,7 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         data, votes = ([CODE_DATA], [CODE_VOTES]) if name == "code" else ([], [])
         training = [BASELINE, BUDGET, DATA, *data]
         named = {"set": name, "SET": name.upper()}
-        unasked = [DATA, *data, UNASKED]
+        unasked = [DATA, *data, NO_QUERIES]
         yield f"public-only-pretext-{name}", [PUBLIC_ONLY, *unasked], named
         yield f"expand-only-pretext-{name}", [EXPAND_ONLY, *unasked, EXPANDED, FROM_C4], named
         yield f"expand-private-pretext-{name}", [EXPAND_PRIVATE, *unasked, EXPANDED, FROM_C4], named

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.client_apps.answers import Kind, Taking
+from privsyn_flower.client_apps.answers import Kind, Participants
 from privsyn_flower.client_apps.node.device import Node, open_node
 from privsyn_flower.client_apps.scores import SCORES
 from privsyn_flower.client_apps.votes import VOTES
@@ -36,7 +36,12 @@ def votes(classes: bool) -> Query:
 
 
 def answer(
-    folder: Path, kind: Kind, query: Query, taking: Taking, memory: int, users: Any = USERS
+    folder: Path,
+    kind: Kind,
+    query: Query,
+    participants: Participants,
+    memory: int,
+    users: Any = USERS,
 ) -> Any:
     node = Node(
         Hello(60, 0, deployed=False), folder, "ngram-64", "cpu", None, None, lambda: users,
@@ -44,7 +49,7 @@ def answer(
     )  # fmt: skip
     plan = integer_plan(query, Noise(1.0, 4096.0, 32, 60.0))
     caches._memo.clear()
-    return kind.vectors(query, users, taking, plan, node)
+    return kind.vectors(query, users, participants, plan, node)
 
 
 @pytest.mark.parametrize("case", ["votes", "votes by class", "scores"])
@@ -57,14 +62,14 @@ def test_a_sum_is_the_same_in_blocks_of_any_size(
     query = test_scores.question() if case == "scores" else votes(case == "votes by class")
     some = np.random.default_rng(3).random(60) < 0.7
     due = some if asked == "some" else np.ones(60, dtype=bool)
-    taking = Taking(due, due & (np.arange(60) % 4 > 0))
-    whole = answer(tmp_path, kind, query, taking, WHOLE)
+    participants = Participants(due, due & (np.arange(60) % 4 > 0))
+    whole = answer(tmp_path, kind, query, participants, WHOLE)
     assert whole.any() and whole.dtype == np.int64
     for rows in (1, 3, 16, 50):
         memory = rows * ROW * caches.BLOCK_SHARE
         for _ in range(2):  # from texts, and from the disk
             folder = tmp_path / str(rows)
-            np.testing.assert_array_equal(answer(folder, kind, query, taking, memory), whole)
+            np.testing.assert_array_equal(answer(folder, kind, query, participants, memory), whole)
 
 
 @pytest.mark.parametrize("kind", [VOTES, SCORES], ids=["votes", "scores"])
@@ -78,7 +83,7 @@ def test_nobodys_vector_depends_on_who_is_in_a_block(
 
     def total(users: Any) -> Any:
         everybody = np.ones(len(users), dtype=bool)
-        return answer(tmp_path, kind, query, Taking(everybody, everybody), memory, users)
+        return answer(tmp_path, kind, query, Participants(everybody, everybody), memory, users)
 
     whole = total(USERS)
     for name in ("u1", "u7", "u33", "u59"):

@@ -317,9 +317,9 @@ def test_a_user_whose_coin_fails_is_trained_and_counts_nothing() -> None:
 
     query = question()
     asked = wire.ask(query, TICKET, replace(noise(query, 40), sampling_rate=0.5), 1, 40, 60.0)
-    counted = decoded(train(asked, context()), query, 40) / 0.1
+    sampled = decoded(train(asked, context()), query, 40) / 0.1
     assert called == [f"u{number}" for number in range(40)]
-    assert 0 < np.median(counted) < 39.5 and np.allclose(counted, np.median(counted), atol=0.2)
+    assert 0 < np.median(sampled) < 39.5 and np.allclose(sampled, np.median(sampled), atol=0.2)
 
 
 @pytest.mark.parametrize(

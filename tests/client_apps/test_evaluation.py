@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.client_apps.answers import Taking, guarded
+from privsyn_flower.client_apps.answers import Participants, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.evaluation import EVALUATION, evaluation_tokens, user_evaluations
 from privsyn_flower.client_apps.main import evaluation
@@ -92,10 +92,10 @@ def reply(query: Query, device: Node) -> Any:
     return guarded(message, lambda: answered(message, context, device, EVALUATION))
 
 
-def answer(query: Query, device: Node, users: Any, taking: Any = None) -> Any:
+def answer(query: Query, device: Node, users: Any, participants: Any = None) -> Any:
     """The node's integers for these users, without noise."""
     everybody = np.ones(len(users), dtype=bool)
-    takes = Taking(everybody, everybody if taking is None else np.array(taking))
+    takes = Participants(everybody, everybody if participants is None else np.array(participants))
     return user_evaluations(query, users, takes, integer_plan(query, NOISE), device)
 
 

@@ -95,8 +95,8 @@ def test_a_failed_coin_costs_the_node_the_same_work(
     bare(monkeypatch)
     rounds = iter(range(1, 10))
 
-    def traced(coins: Any) -> tuple[Calls, Any]:
-        monkeypatch.setattr(answers, "coins", lambda count, rate: coins)
+    def traced(poisson_sample: Any) -> tuple[Calls, Any]:
+        monkeypatch.setattr(answers, "coins", lambda count, rate: poisson_sample)
         rnd = next(rounds)
         message = one.message(rnd)
         made, reply = calls(lambda: one.answer(message))
@@ -137,8 +137,8 @@ def test_a_central_node_works_for_those_who_count(
         reply = answers.reply(one.message(rnd), node_context({}), node, UPDATE)
         sums.append(one.integers(reply, rnd))
         texts.append(list(trained))
-    counted = [own for own, coin in zip(USERS.values(), COINS["some"], strict=True) if coin]
-    assert texts == [list(USERS.values()), counted]
+    sampled = [own for own, coin in zip(USERS.values(), COINS["some"], strict=True) if coin]
+    assert texts == [list(USERS.values()), sampled]
     assert sums[0].any() and np.abs(sums[0] - sums[1]).max() <= 1  # float32, and its place
 
 

@@ -179,9 +179,9 @@ def test_a_user_who_moved_to_another_place_is_left_out(path: Path, policy: Polic
 
 def test_a_separation_is_from_the_latest_round(path: Path) -> None:
     """Whatever another question's schedule let pass in between."""
-    counted, apart = Schedule(max_participations=9), Schedule(min_separation=3)
+    sampled, apart = Schedule(max_participations=9), Schedule(min_separation=3)
     for rnd, query in ((5, "update"), (3, "another")):
-        assert asked(path, rnd, ["a"], counted, query=query) == [True]
+        assert asked(path, rnd, ["a"], sampled, query=query) == [True]
     refused(path, 6, ["a"], apart)
     assert asked(path, 8, ["a"], apart) == [True]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.client_apps.answers import Taking, guarded
+from privsyn_flower.client_apps.answers import Participants, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.main import app
 from privsyn_flower.client_apps.node.device import Node, open_node
@@ -152,11 +152,11 @@ def test_every_kind_of_score_stays_within_the_bound(
     plan = integer_plan(query, NOISE)
     device = Device(tmp_path, 0)
     everybody = np.ones(5, bool)
-    total = SCORES.vectors(query, USERS[0], Taking(everybody, everybody), plan, device.node)
+    total = SCORES.vectors(query, USERS[0], Participants(everybody, everybody), plan, device.node)
     changes = []
     for user in range(5):
-        counted = Taking(everybody, np.arange(5) != user)
-        others = SCORES.vectors(query, USERS[0], counted, plan, device.node)
+        sampled = Participants(everybody, np.arange(5) != user)
+        others = SCORES.vectors(query, USERS[0], sampled, plan, device.node)
         changes.append(total - others)
         assert 0 < changes[-1] @ changes[-1] <= NOISE.sensitivity**2
     assert np.array_equal(np.sum(changes, axis=0), total)
@@ -164,7 +164,7 @@ def test_every_kind_of_score_stays_within_the_bound(
 
 def test_a_projected_question_ranks_as_the_whole_one(tmp_path: Path, loopback: Any) -> None:
     device = Device(tmp_path, 2)
-    sums, everybody = [], Taking(np.ones(5, bool), np.ones(5, bool))
+    sums, everybody = [], Participants(np.ones(5, bool), np.ones(5, bool))
     for dimension in (0, 12):  # 12 candidates have no more directions
         query = question(dimension=dimension)
         plan = integer_plan(query, NOISE)
@@ -281,7 +281,7 @@ def test_users_whose_texts_cannot_be_embedded_shift_nobodys_labels(
     query = question(classes=["news", "mail", "news"], labels=LABELS)
     plan, device = integer_plan(query, NOISE), Device(tmp_path, 0)
     users = {"first": [LabelledText("broken", "mail"), LabelledText("two", "news")], **USERS[0]}
-    six, five = (Taking(np.ones(n, bool), np.ones(n, bool)) for n in (6, 5))
+    six, five = (Participants(np.ones(n, bool), np.ones(n, bool)) for n in (6, 5))
     with_failing = SCORES.vectors(query, users, six, plan, device.node)
     without = SCORES.vectors(query, USERS[0], five, plan, device.node)
     assert np.array_equal(with_failing, without) and without.any()

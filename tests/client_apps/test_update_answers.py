@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Message
 
 from privsyn_flower.client_apps import answers
-from privsyn_flower.client_apps.answers import Kind, Taking, guarded
+from privsyn_flower.client_apps.answers import Kind, Participants, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.policy import Policy
@@ -41,9 +41,11 @@ def vector_of(user: str) -> Any:
     return vector
 
 
-def user_updates(query: Query, users: Any, taking: Taking, plan: Any, node: Node) -> Any:
+def user_updates(
+    query: Query, users: Any, participants: Participants, plan: Any, node: Node
+) -> Any:
     total = np.zeros(plan.padded_length, dtype=np.int64)
-    for name, takes in zip(users, taking.counted, strict=True):
+    for name, takes in zip(users, participants.sampled, strict=True):
         if takes:
             total += encode_dense(vector_of(name), plan, query.rotation)
     return total
@@ -293,9 +295,17 @@ def test_nobody_moves_another_users_turn(
     nodes[100].users = {f"0-{number}": ["text"] for number in (4, 3, 2, 1)}  # 0-0 is gone
     nodes[101].users = {"0": ["text"], **nodes[101].users}  # sorts before everybody
 
-    def unreadable(query: Query, users: Any, taking: Taking, plan: Any, node: Node) -> Any:
+    def unreadable(
+        query: Query, users: Any, participants: Participants, plan: Any, node: Node
+    ) -> Any:
         rest = {name: texts for name, texts in users.items() if name != "0"}
-        return user_updates(query, rest, Taking(taking.asked[1:], taking.counted[1:]), plan, node)
+        return user_updates(
+            query,
+            rest,
+            Participants(participants.eligible[1:], participants.sampled[1:]),
+            plan,
+            node,
+        )
 
     nodes[101].kind = Kind(UPDATE.check, unreadable)
     query = question(cycle=5)

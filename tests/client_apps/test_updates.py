@@ -14,7 +14,7 @@ import pytest
 from flwr.app import RecordDict
 
 from privsyn_flower.client_apps import updates
-from privsyn_flower.client_apps.answers import Taking, guarded
+from privsyn_flower.client_apps.answers import Participants, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.main import update
 from privsyn_flower.client_apps.node.device import Node, open_node
@@ -130,10 +130,10 @@ def reply(query: Query, device: Node) -> Any:
     return guarded(message, lambda: answered(message, node_context({}), device, UPDATE))
 
 
-def answer(query: Query, device: Node, users: Any, taking: Any = None) -> Any:
+def answer(query: Query, device: Node, users: Any, participants: Any = None) -> Any:
     """The node's integers for these users."""
     everybody = np.ones(len(users), dtype=bool)
-    takes = Taking(everybody, everybody if taking is None else np.array(taking))
+    takes = Participants(everybody, everybody if participants is None else np.array(participants))
     plan: Any = integer_plan(query, noise(query))
     return user_updates(query, users, takes, plan, device)
 

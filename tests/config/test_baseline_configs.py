@@ -10,7 +10,7 @@ import pytest
 from privsyn_flower.app.preflight.numbers import keys
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.promised import baseline
+from privsyn_flower.server_apps.privacy_plan import baseline
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ROOT / "configs" / "papers"

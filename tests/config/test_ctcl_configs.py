@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.preflight.numbers import integers, keys, promise
+from privsyn_flower.app.preflight.numbers import integers, keys
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.config.grid import load_grid
-from privsyn_flower.privacy.promise import Promise
-from privsyn_flower.server_apps.promised import promised
+from privsyn_flower.privacy.plan import PrivacyPlan
+from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from scripts.papers.ctcl import NOISE
 
 ROOT = Path(__file__).parents[2]
@@ -35,8 +35,8 @@ def load(name: str) -> RunConfig:
 
 
 @functools.cache  # seconds, and asked for the table once more
-def noise(name: str) -> Promise:
-    return promised(load(name))
+def noise(name: str) -> PrivacyPlan:
+    return privacy_plan(load(name))
 
 
 def paper_noise(name: str) -> float:
@@ -70,7 +70,7 @@ def test_the_noise_is_that_of_appendix_e(name: str) -> None:
     config, theirs, made = load(name), paper_noise(name), noise(name)
     assert 0.999 * config.epsilon <= made.epsilon <= config.epsilon
     assert made.main.multiplier == pytest.approx(theirs, rel=0.02 if theirs == WIDE else 0.008)
-    found = [*keys(config), *promise(config), *integers(config)]
+    found = [*keys(config), *privacy_plan(config), *integers(config)]
     assert [one.text for one in found if one.fatal] == []
 
 
@@ -97,7 +97,7 @@ def test_the_baselines_are_configurations() -> None:
     (axis,) = grid.axes.values()
     phases = {}
     for value in axis:
-        made = promised(RunConfig.from_flat({**load("ctcl-pubmed-eps4").flat(), **value.set}))
+        made = privacy_plan(RunConfig.from_flat({**load("ctcl-pubmed-eps4").flat(), **value.set}))
         phases[value.name] = [phase.name for phase in made.phases]
         assert made.epsilon <= 4
     assert phases == {

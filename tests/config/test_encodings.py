@@ -17,7 +17,7 @@ from privsyn_flower.privacy.noise.integer_noise import (
 )
 from privsyn_flower.protocol.noise import total_variation
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.server_apps.promised import baseline, promised
+from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import integer_noise
 
@@ -56,14 +56,14 @@ def plan_of(config: RunConfig) -> RoundPlan:
     return RoundPlan(
         run="run",
         users=config.data.users,
-        noise_multiplier=promised(config).main.multiplier,
+        noise_multiplier=privacy_plan(config).main.multiplier,
         spare_rounds=config.spare_rounds,
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,
         nodes=config.nodes,
         sampling_rate=config.sampling_rate,
         cohort_nodes=config.cohort_nodes,
-        distance=promised(config).distance,
+        distance=privacy_plan(config).distance,
     )
 
 
@@ -81,7 +81,7 @@ def test_integers_are_so_fine_that_all_releases_fit(name: str) -> None:
     config = SHIPPED[name]
     plan, query = plan_of(config), question(config)
     noise = integer_noise(plan, query)  # raises where 32 or 56 bits do not hold the sum
-    together = promised(config).releases * total_variation(query, noise)
+    together = privacy_plan(config).releases * total_variation(query, noise)
     assert 0 < together <= allowed_distance(config.delta)
     variance = node_variance(noise.multiplier, 1.0, noise.min_weight, noise.sensitivity)
     assert math.sqrt(variance) >= LEAST_NODE_STD

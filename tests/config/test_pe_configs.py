@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.preflight.numbers import integers, keys, promise
+from privsyn_flower.app.preflight.numbers import integers, keys
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ROOT / "configs" / "papers"
@@ -41,7 +41,7 @@ def test_it_is_charged_as_popri_is(name: str) -> None:
         assert getattr(config, key) == getattr(paper, key), key
     assert statement(config).epsilon == pytest.approx(statement(paper).epsilon, rel=1e-12)
     assert config.data.users == paper.data.users
-    assert promised(config).releases == config.rounds
+    assert privacy_plan(config).releases == config.rounds
 
 
 @pytest.mark.parametrize("name", [*PE, *SFT])
@@ -98,7 +98,7 @@ def test_dp_training_protects_one_text_a_user(name: str) -> None:
 @pytest.mark.parametrize("name", [*PE, *SFT, *AUG_PE, *TRAINED])
 def test_nothing_but_data_and_models_stands_in_the_way(name: str) -> None:
     config = load(name)
-    found = [*keys(config), *promise(config), *integers(config)]
+    found = [*keys(config), *privacy_plan(config), *integers(config)]
     assert [one.text for one in found if one.fatal] == []
 
 

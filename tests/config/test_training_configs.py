@@ -10,7 +10,7 @@ import pytest
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.privacy.wording import at_most
-from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from tests.privacy.published import kairouz_restart_epsilon, zcdp
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,7 @@ def test_popris_sigma_2_is_that_of_a_tree_an_epoch(name: str) -> None:
     _, exact = kairouz_restart_epsilon(epoch, epochs, stated, left, completion=False)
     # As the authors of DP-FTRL account for it, Table 3's sigma_2 gives the epsilon of its column.
     assert theirs == pytest.approx(config.epsilon, rel=0.015) and theirs <= config.epsilon
-    assert promised(config).epsilon == pytest.approx(exact, rel=1e-9)
+    assert privacy_plan(config).epsilon == pytest.approx(exact, rel=1e-9)
     comment = f"by Renyi DP (App. D.1), exactly it costs {float(f'{exact:.3f}'):g}\n"
     assert comment in (PAPERS / f"dp-ftrl-popri-{name}.toml").read_text("utf-8")
     one_tree, _ = kairouz_restart_epsilon(
@@ -134,7 +134,7 @@ def test_gboards_privacy(name: str) -> None:
     config = load(f"dp-ftrl-gboard-{name}")
     rho, stated = GBOARD[name]
     assert (config.epsilon, config.delta, config.rounds) == (stated, 1e-10, 1200)
-    budget = promised(config)
+    budget = privacy_plan(config)
     ours = budget.main.sensitivity**2 / (2 * budget.main.multiplier**2)
     assert round(ours, 2) == rho
     assert budget.rho == pytest.approx(ours, rel=1e-12)

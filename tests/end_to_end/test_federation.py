@@ -26,7 +26,7 @@ from privsyn_flower.app.local.federation import CONNECTION, FederationRun, Local
 from privsyn_flower.app.local.layout import AUTHORITY
 from privsyn_flower.app.local.processes import started_under
 from privsyn_flower.app.local.simulation import FlowerError
-from privsyn_flower.client_apps.answers import Taking
+from privsyn_flower.client_apps.answers import Participants
 from privsyn_flower.client_apps.votes import user_votes
 from privsyn_flower.data import load_users
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan, decode, to_modulus
@@ -211,7 +211,7 @@ def survivors_sum(
         cache = folder / "expected" / str(number)
         node: Any = SimpleNamespace(cache=cache, embedder="ngram-64", device="cpu", memory=1 << 20)
         everybody = np.ones(len(users), dtype=bool)
-        total += user_votes(query, users, Taking(everybody, everybody), plan, node)
+        total += user_votes(query, users, Participants(everybody, everybody), plan, node)
     assert total.any()
     return decode(to_modulus(total, plan.bits), plan)
 

@@ -163,27 +163,27 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Stream, Callable[[
     now: dict[str, Any] = {"index": None, "taker": None, "nonzero": 0}
     real = answers._vectors_or_zero
 
-    def noted(query: Any, noise: Any, users: Any, taking: Any, node: Any, kind: Any) -> Any:
+    def noted(query: Any, noise: Any, users: Any, participants: Any, node: Any, kind: Any) -> Any:
         names = list(users)
-        takers = [name for name, asked in zip(names, taking.asked, strict=True) if asked]
+        takers = [name for name, asked in zip(names, participants.eligible, strict=True) if asked]
         now["index"] = names.index(TARGET) if TARGET in names else None
         now["taker"] = takers.index(TARGET) if TARGET in takers else None
-        return real(query, noise, users, taking, node, kind)
+        return real(query, noise, users, participants, node, kind)
 
     monkeypatch.setattr(answers, "_vectors_or_zero", noted)
 
-    def counted(own: Any) -> Any:
+    def sampled(own: Any) -> Any:
         now["nonzero"] += bool(np.any(own))
         return own
 
-    _force_rows(monkeypatch, now, counted)
-    _force_deltas(monkeypatch, now, counted)
-    _force_metrics(monkeypatch, now, counted)
+    _force_rows(monkeypatch, now, sampled)
+    _force_deltas(monkeypatch, now, sampled)
+    _force_metrics(monkeypatch, now, sampled)
     _fail_on_marked(monkeypatch)
     yield stream, lambda: int(now["nonzero"])
 
 
-def _force_rows(monkeypatch: Any, now: dict[str, Any], counted: Any) -> None:
+def _force_rows(monkeypatch: Any, now: dict[str, Any], sampled: Any) -> None:
     """Votes and scores: rows with their owners."""
     for module, name in ((votes, "shard_votes"), (scores, "shard_scores")):
 
@@ -193,7 +193,7 @@ def _force_rows(monkeypatch: Any, now: dict[str, Any], counted: Any) -> None:
             if own.any():
                 if options.get("sample_classes") is not None:
                     options["sample_classes"] = options["sample_classes"][own]
-                total = total - counted(_real(rows[own], owner[own], *args, **options))
+                total = total - sampled(_real(rows[own], owner[own], *args, **options))
             return total
 
         real = getattr(module, name)
@@ -202,7 +202,7 @@ def _force_rows(monkeypatch: Any, now: dict[str, Any], counted: Any) -> None:
         )
 
 
-def _force_deltas(monkeypatch: Any, now: dict[str, Any], counted: Any) -> None:
+def _force_deltas(monkeypatch: Any, now: dict[str, Any], sampled: Any) -> None:
     """Updates: one delta after the other, of those who take part."""
     for module in (updates, dropin):
         real = module.shard_updates
@@ -211,7 +211,7 @@ def _force_deltas(monkeypatch: Any, now: dict[str, Any], counted: Any) -> None:
             def others() -> Iterator[Any]:
                 for place, delta in enumerate(deltas):
                     if place == now["taker"]:
-                        counted(0 if delta is None else delta)
+                        sampled(0 if delta is None else delta)
                     yield None if place == now["taker"] else delta
 
             return _real(others(), **options)
@@ -219,7 +219,7 @@ def _force_deltas(monkeypatch: Any, now: dict[str, Any], counted: Any) -> None:
         monkeypatch.setattr(module, "shard_updates", without)
 
 
-def _force_metrics(monkeypatch: Any, now: dict[str, Any], counted: Any) -> None:
+def _force_metrics(monkeypatch: Any, now: dict[str, Any], sampled: Any) -> None:
     """Evaluations: a row of numbers for each user, or for each who takes part."""
     places = (
         (evaluation, "shard_metrics", "index"),
@@ -234,7 +234,7 @@ def _force_metrics(monkeypatch: Any, now: dict[str, Any], counted: Any) -> None:
                 return total
             own = slice(now[_place], now[_place] + 1)
             options["counted"] = options["counted"][own]
-            return total - counted(_real(*(part[own] for part in numbers), **options))
+            return total - sampled(_real(*(part[own] for part in numbers), **options))
 
         monkeypatch.setattr(module, name, without)
 

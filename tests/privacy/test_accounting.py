@@ -30,7 +30,7 @@ from privsyn_flower.privacy.accounting.curve import renyi_epsilon
 from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.ledger.filters import Kind, charged_epsilon, new_header
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.server_apps.promised import statement
+from privsyn_flower.server_apps.privacy_plan import statement
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DELTA = 3e-6

@@ -21,8 +21,8 @@ from privsyn_flower.privacy.accounting.composition import (
     gaussian_epsilon,
 )
 from privsyn_flower.privacy.accounting.sampling import Sampler
-from privsyn_flower.privacy.planning import PromiseError, promise
-from privsyn_flower.privacy.promise import Phase
+from privsyn_flower.privacy.plan import Phase
+from privsyn_flower.privacy.planning import PrivacyPlanError, plan_privacy
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ctcl_noise_multipliers.json"
 ROWS: list[dict[str, Any]] = json.loads(GOLDEN.read_text())
@@ -50,7 +50,7 @@ def named(row: dict[str, Any]) -> str:
 
 
 def check_ours(row: dict[str, Any]) -> None:
-    made = promise(row["epsilon"], delta_of(row["N"]), phases(row))
+    made = plan_privacy(row["epsilon"], delta_of(row["N"]), phases(row))
     assert 0.999 * row["epsilon"] <= made.epsilon <= row["epsilon"]
     # Yelp's 0.94 costs 0.946: see below.
     assert made.main.multiplier == pytest.approx(
@@ -112,5 +112,5 @@ def test_little_noise_at_a_small_rate_is_not_overcharged() -> None:
 def test_too_little_noise_is_refused() -> None:
     row = {"N": PUBMED, "steps": 2000, "batch_size": 4096, "has_hist": False}
     (steps,) = phases(row)
-    with pytest.raises(PromiseError, match=r"noise-multiplier = 10.2 .* raise it to 10\.25"):
-        promise(1.0, delta_of(PUBMED), [steps.given(10.2)])
+    with pytest.raises(PrivacyPlanError, match=r"noise-multiplier = 10.2 .* raise it to 10\.25"):
+        plan_privacy(1.0, delta_of(PUBMED), [steps.given(10.2)])

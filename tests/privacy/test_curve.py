@@ -18,9 +18,9 @@ from privsyn_flower.privacy.accounting.composition import (
 )
 from privsyn_flower.privacy.accounting.curve import Curve, _points, privacy_curve
 from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA, gaussian_delta
-from privsyn_flower.privacy.planning import promise
-from privsyn_flower.privacy.promise import Phase
-from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.privacy.plan import Phase
+from privsyn_flower.privacy.planning import plan_privacy
+from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from tests.privacy.test_accounting import by_dp_accounting, exact_delta
 
 DELTA = 3e-6
@@ -47,7 +47,7 @@ def test_without_sampling_it_is_the_gaussians_curve(z: float, rounds: int, delta
 
 def test_the_default_run_against_dp_accounting() -> None:
     """Its accountant by privacy loss distributions, which rounds up, at the pairs of the curve."""
-    made = promised(RunConfig())
+    made = privacy_plan(RunConfig())
     curve = made.curve
     assert falls(curve) and (made.epsilon, DELTA) in curve
     noise = {(made.main.equivalent, 1.0): made.main.most}
@@ -80,7 +80,7 @@ def test_phases_of_several_kinds_and_correlated_rounds() -> None:
         {"method": "ctcl", "training.noise": "nodes", "ctcl.histogram-multiplier": 20.0},
     ):
         config = RunConfig.from_flat(values)
-        made, said = promised(config), statement(config)
+        made, said = privacy_plan(config), statement(config)
         assert falls(made.curve) and (said.epsilon, said.delta) in made.curve
         assert said.rho_zcdp is not None
         mu = math.sqrt(2 * said.rho_zcdp)
@@ -91,7 +91,7 @@ def test_phases_of_several_kinds_and_correlated_rounds() -> None:
 
 def test_little_noise_and_much() -> None:
     for epsilon in (0.01, 300.0):
-        made = promise(epsilon, DELTA, [Phase(rounds=3)])
+        made = plan_privacy(epsilon, DELTA, [Phase(rounds=3)])
         curve = made.curve
         assert (made.epsilon, DELTA) in curve
         assert all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(curve))

@@ -65,9 +65,9 @@ def test_a_norm_that_is_too_long_is_rounded_again(monkeypatch):
     """64 coordinates of 2.5: all up is rejected (norm 24), all down is accepted (norm 16)."""
     plan = DensePlan(20.0, 20.5, 1.0, 24, 64)
     vector = unrotate(np.full(64, 2.5), b"s", 64)
-    coins = [np.full(64, 0.99), np.full(64, 0.99), np.zeros(64)]
-    monkeypatch.setattr(dense, "_uniform", lambda size: coins.pop(0))
-    assert encode_dense(vector, plan, b"s").tolist() == [2] * 64 and not coins
+    poisson_sample = [np.full(64, 0.99), np.full(64, 0.99), np.zeros(64)]
+    monkeypatch.setattr(dense, "_uniform", lambda size: poisson_sample.pop(0))
+    assert encode_dense(vector, plan, b"s").tolist() == [2] * 64 and not poisson_sample
     # Rejected every time: truncated.
     monkeypatch.setattr(dense, "_uniform", lambda size: np.full(size, 0.99))
     assert encode_dense(vector, plan, b"s").tolist() == [2] * 64
@@ -120,11 +120,15 @@ def test_plans_hold_the_sum(length, weight, z, bits):
 
 
 def test_coins_are_uniform_and_every_chunk_has_its_own(monkeypatch):
-    coins = dense._uniform(100_000)
-    assert coins.dtype == np.float32 and coins.min() >= 0 and coins.max() <= 1
-    counts = np.bincount((coins * 20).astype(int).clip(0, 19), minlength=20)
+    poisson_sample = dense._uniform(100_000)
+    assert (
+        poisson_sample.dtype == np.float32
+        and poisson_sample.min() >= 0
+        and poisson_sample.max() <= 1
+    )
+    counts = np.bincount((poisson_sample * 20).astype(int).clip(0, 19), minlength=20)
     assert ((counts - 5000) ** 2).sum() / 5000 < 60  # chi-square of 19, 5e-6
-    assert not np.array_equal(coins, dense._uniform(100_000))
+    assert not np.array_equal(poisson_sample, dense._uniform(100_000))
     monkeypatch.setattr(dense, "_CHUNK", 50)
     vector = np.full(130, 0.5)
     drawn = [dense._rounded(vector) for _ in range(400)]

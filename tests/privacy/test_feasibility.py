@@ -10,8 +10,8 @@ import pytest
 from privsyn_flower.app.preflight.numbers import noise_of
 from privsyn_flower.config import load_config
 from privsyn_flower.privacy.accounting import calibrate
-from privsyn_flower.privacy.accounting.feasibility import DOUBTFUL_SHARE, doubts
-from privsyn_flower.server_apps.promised import baseline
+from privsyn_flower.privacy.accounting.feasibility import DOUBTFUL_SHARE, infeasibilities
+from privsyn_flower.server_apps.privacy_plan import baseline
 
 FOLDER = Path(__file__).parents[2] / "configs"
 OTHERS = {*FOLDER.glob("compare-*.toml"), *FOLDER.glob("*-public.toml")}  # no runs
@@ -21,7 +21,10 @@ CONFIGS = [path for path in FILES if baseline(load_config(path)) is None]
 
 def about(**changes: Any) -> list[tuple[bool, str]]:
     numbers = {"epsilon": 1.0, "delta": 1e-6, "users": 100, "noise": 2.0, "answers": 100.0}
-    return [(doubt.hopeless, doubt.text) for doubt in doubts(**{**numbers, **changes})]
+    return [
+        (infeasibility.hopeless, infeasibility.text)
+        for infeasibility in infeasibilities(**{**numbers, **changes})
+    ]
 
 
 def test_delta_must_stay_below_one_user() -> None:

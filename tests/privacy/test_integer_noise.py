@@ -163,7 +163,7 @@ def patterns():
 
 
 @pytest.mark.parametrize("chosen", patterns())
-def test_every_dropout_pattern_has_at_least_the_promised_noise(chosen, monkeypatch):
+def test_every_dropout_pattern_has_at_least_the_planned_noise(chosen, monkeypatch):
     """Its exact distribution is close to rounded Gaussian noise of s' >= s."""
     monkeypatch.setattr(integer_noise, "LEAST_STD", S)
     z, sensitivity = 0.5, 2 * S
@@ -171,12 +171,12 @@ def test_every_dropout_pattern_has_at_least_the_promised_noise(chosen, monkeypat
     summed = of_sum([mpf(node_variance(z, w, MIN_WEIGHT, sensitivity)) for w in weights])
     wider = sum(weights) / mpf(MIN_WEIGHT) * (mpf(S) ** 2 + TWELFTH) - TWELFTH
     assert wider >= mpf(S) ** 2 * (1 - mpf(2) ** -50)
-    promised = release_distance(1, z, sensitivity, MIN_WEIGHT)
+    privacy_plan = release_distance(1, z, sensitivity, MIN_WEIGHT)
     found = distance(summed, rounded_gaussian(wider, len(summed) // 2))
-    assert found <= promised
+    assert found <= privacy_plan
     if sum(weights) == MIN_WEIGHT:
-        assert found > promised / 2  # and no closer to noise of another size:
-        assert distance(summed, rounded_gaussian(1.01 * wider, len(summed) // 2)) > promised
+        assert found > privacy_plan / 2  # and no closer to noise of another size:
+        assert distance(summed, rounded_gaussian(1.01 * wider, len(summed) // 2)) > privacy_plan
 
 
 def test_patterns_are_those_with_enough_weight():

@@ -28,7 +28,7 @@ from privsyn_flower.privacy.ledger.filters import (
 from privsyn_flower.privacy.ledger.refusals import why_refused
 from privsyn_flower.privacy.ledger.usage import remaining_rounds, room_for
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
-from privsyn_flower.server_apps.promised import ledger_terms, promised
+from privsyn_flower.server_apps.privacy_plan import ledger_terms, privacy_plan
 
 DELTA, TOTAL, RATE, ROUNDS = 1e-5, 2.0, 0.1, 20
 LEFT = gaussian_delta(DELTA)
@@ -166,7 +166,7 @@ def test_a_ledgers_distance_lasts_as_long_as_its_releases(
 ) -> None:
     """Sampled releases may be many more than the total's mu^2 has of the run's: 24 here."""
     plan = (Kind(1.02, 0.05, releases),)
-    monkeypatch.setattr("privsyn_flower.privacy.promise.sampled_plan", lambda *_: plan)
+    monkeypatch.setattr("privsyn_flower.privacy.plan.sampled_plan", lambda *_: plan)
     config = RunConfig.from_flat(
         {
             "epsilon": 1.0,
@@ -180,7 +180,7 @@ def test_a_ledgers_distance_lasts_as_long_as_its_releases(
         }
     )
     assert ledger_terms(config)["plan"] == plan
-    together = releases * promised(config).distance
+    together = releases * privacy_plan(config).distance
     assert together == pytest.approx(allowed_distance(DELTA) / 20)
 
 

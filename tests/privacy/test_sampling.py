@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.privacy.accounting.sampling import Sampler, check_sampler, coins
+from privsyn_flower.privacy.accounting.sampling import Sampler, check_sampler, poisson_sample
 from privsyn_flower.privacy.wording import sampling_sentence
 
 
 @pytest.mark.parametrize("rate", [0.03, 0.5, 0.9])
 def test_coins_have_their_rate(rate):
-    tossed = coins(200_000, rate)
+    tossed = poisson_sample(200_000, rate)
     assert tossed.shape == (200_000,) and tossed.dtype == np.bool_
     assert abs(tossed.mean() - rate) < 6 * math.sqrt(rate * (1 - rate) / 200_000)
 
 
-def test_coins_compare_exactly_and_round_down(monkeypatch):
+def test_poisson_sample_compares_exactly_and_rounds_down(monkeypatch):
     rate = 0.1
     threshold = math.floor(rate * 2.0**64)
 
@@ -29,15 +29,15 @@ def test_coins_compare_exactly_and_round_down(monkeypatch):
         return np.array(values, dtype="<u8").tobytes()[:size]
 
     monkeypatch.setattr(os, "urandom", words)
-    assert coins(4, rate).tolist() == [True, False, True, False]
-    assert coins(3, 2.0**-65).tolist() == [False, False, False]  # rounded down to never
-    assert coins(4, np.nextafter(1.0, 0.0)).tolist() == [True, True, True, False]
+    assert poisson_sample(4, rate).tolist() == [True, False, True, False]
+    assert poisson_sample(3, 2.0**-65).tolist() == [False, False, False]  # rounded down to never
+    assert poisson_sample(4, np.nextafter(1.0, 0.0)).tolist() == [True, True, True, False]
 
 
 def test_coins_of_everybody_and_nobody():
-    assert coins(5, 1.0).tolist() == [True] * 5
-    assert coins(0, 0.5).shape == (0,)
-    first, second = coins(256, 0.5), coins(256, 0.5)
+    assert poisson_sample(5, 1.0).tolist() == [True] * 5
+    assert poisson_sample(0, 0.5).shape == (0,)
+    first, second = poisson_sample(256, 0.5), poisson_sample(256, 0.5)
     assert (first != second).any()
 
 
@@ -54,8 +54,8 @@ def test_sentences_say_against_whom():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: coins(-1, 0.5), "count = -1"),
-        (lambda: coins(1, math.nan), "rate = nan"),
+        (lambda: poisson_sample(-1, 0.5), "count = -1"),
+        (lambda: poisson_sample(1, math.nan), "rate = nan"),
         (lambda: check_sampler("some", 1.0), "sampler = 'some'"),
         (lambda: check_sampler("full", 0.1), "sampling rate = 0.1 belongs to sampler = 'poisson'"),
         (lambda: check_sampler("fixed", 0.1), "sampling rate = 0.1"),

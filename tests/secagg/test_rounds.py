@@ -52,10 +52,10 @@ def test_every_pattern_of_deaths(n: int) -> None:
 
 
 def test_patterns_of_five_and_six() -> None:
-    coins = random.Random(0)
+    poisson_sample = random.Random(0)
     stages = (*STAGES, *[NEVER] * 10)
     for n in (5, 6):
-        patterns = {tuple(coins.choice(stages) for _ in range(n)) for _ in range(60)}
+        patterns = {tuple(poisson_sample.choice(stages) for _ in range(n)) for _ in range(60)}
         outcomes = [check(deaths) for deaths in patterns]
         assert 0 < sum(outcomes) < len(outcomes)
 

@@ -14,7 +14,7 @@ from privsyn_flower.app.benchmark import private
 from privsyn_flower.app.cli.display import result_table
 from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.app.preflight.numbers import keys
-from privsyn_flower.app.report.summaries import LOCAL, NONE, UNASKED, trust_of
+from privsyn_flower.app.report.summaries import LOCAL, NO_QUERIES, NONE, trust_of
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.files import file_digest
@@ -22,7 +22,7 @@ from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods import dp_prompt, recipe_of
 from privsyn_flower.server_apps.models import Models
-from privsyn_flower.server_apps.promised import baseline, promised
+from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan
 from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from tests.conftest import sentences
@@ -110,7 +110,7 @@ def test_public_only_is_the_pool_and_is_measured(
     assert set(found["accuracy"]) == {"pretrained", "random_public", "synthetic", "private"}
     assert "synthetic-random_public" in found["accuracy_difference"]
     assert found["costs"]["releases"] == 0
-    assert trust_of(summary) == UNASKED and "| public-only |" in report([summary])
+    assert trust_of(summary) == NO_QUERIES and "| public-only |" in report([summary])
     assert "epsilon" in result_table(summary)
 
 
@@ -245,8 +245,8 @@ def test_dp_prompts_draws_are_the_systems_unless_for_tests(
     assert found[0] == found[1]
     claim = baseline(configured("dp-prompt", **seeded))
     assert claim is not None and claim.threat_model.startswith("none")
-    coins = {dp_prompt.DPPromptRecipe._coins(recipe).integers(2**60) for _ in range(4)}
-    assert len(coins) == 4  # the last configuration's: no seed
+    poisson_sample = {dp_prompt.DPPromptRecipe._coins(recipe).integers(2**60) for _ in range(4)}
+    assert len(poisson_sample) == 4  # the last configuration's: no seed
 
 
 def _parts(config: RunConfig, folder: Path) -> tuple[Any, Any]:
@@ -266,7 +266,7 @@ def test_a_row_has_no_phases_and_is_ready(configured: Any, tmp_path: Path, metho
     claim = baseline(config)
     assert claim is not None and claim.benchmark and claim.simulated
     with pytest.raises(ConfigError, match="asks no user anything"):
-        promised(config)
+        privacy_plan(config)
     with pytest.raises(ConfigError, match="asks no user anything"):
         recipe_of(config).question(config)
     assert not [finding for finding in check_ready(config, tmp_path / "run") if finding.fatal]

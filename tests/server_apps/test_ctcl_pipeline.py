@@ -17,10 +17,10 @@ from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import ConfigError, RunConfig, load_config, to_toml
-from privsyn_flower.privacy.promise import ROUNDS
+from privsyn_flower.privacy.plan import ROUNDS
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps.methods.ctcl import histogram_of
-from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.ctcl.strategy import TOPICS
 from privsyn_flower.strategies.synthesis import topic_texts
@@ -172,7 +172,7 @@ def test_both_private_steps_and_the_text_of_their_shares(
     assert sent["train"] == 2 * sent["query.votes"] > 0  # in all stages of the secure sum
 
     # One promise: the histogram's share and the rounds are charged, and nothing else.
-    made = promised(config)
+    made = privacy_plan(config)
     found = charges(tmp_path)
     assert len(found) == 3 and made.epsilon == pytest.approx(500, rel=1e-3)
     assert 1 / made[TOPICS].multiplier ** 2 * made[TOPICS].most == pytest.approx(
@@ -264,7 +264,7 @@ def test_a_histogram_is_asked_once_and_of_one_configuration(
 
 def test_the_histogram_alone(configured: Any, loopback: Any, tmp_path: Path) -> None:
     config = configured(**{"ctcl.generator-training": False})
-    made = promised(config)
+    made = privacy_plan(config)
     assert [phase.name for phase in made.phases] == [TOPICS]
     assert made.epsilon == pytest.approx(500, rel=1e-3)  # it has the whole budget
     summary, grid = run(config, loopback, tmp_path)
@@ -284,7 +284,7 @@ def test_the_training_alone_writes_of_all_topics_alike(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
     config = configured(**{"ctcl.histogram": False})
-    assert [phase.name for phase in promised(config).phases] == [ROUNDS]
+    assert [phase.name for phase in privacy_plan(config).phases] == [ROUNDS]
     summary, grid = run(config, loopback, tmp_path)
     assert "query.votes" not in asked(grid) and len(charges(tmp_path)) == 2
     assert all(one["share"] == 0.2 for one in summary["topics"]["largest"])
@@ -373,7 +373,7 @@ def test_one_node_with_coins_as_in_the_paper(
             "ctcl.histogram-multiplier": 10.0,
         }
     )  # fmt: skip
-    made = promised(config)
+    made = privacy_plan(config)
     assert made[TOPICS].multiplier == 10.0 and made[TOPICS].rate == 1.0
     assert made.main.rate == 0.5 and made.epsilon <= 20.0
     summary, _ = run(config, loopback, tmp_path)
@@ -566,9 +566,9 @@ def test_a_condition_that_leaves_no_room_is_told_before_anybody_is_asked(
 
 def test_shipped_configurations() -> None:
     demo, fast = load_config(CONFIGS / "ctcl-demo.toml"), load_config(CONFIGS / "ctcl-test.toml")
-    assert demo.epsilon == 7.58 and promised(demo).epsilon <= 7.58
+    assert demo.epsilon == 7.58 and privacy_plan(demo).epsilon <= 7.58
     # CTCL.md, section 10: a tenth of mu^2 for the histogram, and eight rounds.
-    assert promised(demo)[TOPICS].multiplier == pytest.approx(2.08, rel=0.5)
+    assert privacy_plan(demo)[TOPICS].multiplier == pytest.approx(2.08, rel=0.5)
     like = load_config(CONFIGS / "demo.toml")
     assert demo.data == like.data and demo.expand.samples == like.expand.samples
     assert demo.evaluation == like.evaluation and demo.models.downstream == "tiny"

@@ -21,7 +21,7 @@ from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import curve
 from privsyn_flower.server_apps.methods.curve import UNREACHED, Curve, drawable
-from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
@@ -246,8 +246,8 @@ def test_the_rounds_pay_for_the_evaluations(configured: Any) -> None:
     given = {"training.noise": "aggregator", "rounds": 8, "epsilon": 7.58, "method": "dp-fedavg"}
     given |= {"ftrl.mechanism": "blt", "ftrl.min-separation": 1}
     config = configured(**given, **{"training.evaluate": True})
-    assert promised(config)["evaluation"].rounds == 3
-    assert promised(config).main.multiplier == pytest.approx(
+    assert privacy_plan(config)["evaluation"].rounds == 3
+    assert privacy_plan(config).main.multiplier == pytest.approx(
         calibrate(7.58, 8 + 3, gaussian_delta(config.delta))
     )
     assert statement(config).evaluations == 3

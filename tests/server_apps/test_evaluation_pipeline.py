@@ -24,7 +24,7 @@ from privsyn_flower.data import Federation, prepare
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.server_apps.methods import evaluation
-from privsyn_flower.server_apps.promised import promised
+from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.evaluation import config as measure_keys
 from privsyn_flower.text.models.lm_metrics import Scorer
@@ -265,4 +265,4 @@ def test_deployed_nodes_need_no_public_text(
     config = configured(**{"data.path": "", "data.public-path": "", "measure.gap": 0.1})
     summary = run_on(grid_for(loopback, contexts), config, tmp_path / "run")
     assert set(summary["measured"]["models"]) == {"before", "changed", "again"}
-    assert promised(config).main.name == "evaluation"
+    assert privacy_plan(config).main.name == "evaluation"

@@ -80,7 +80,7 @@ def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) 
         query="votes",
         round=1,
         attempt=1,
-        noise_multiplier=pipeline.session.promise.main.multiplier,
+        noise_multiplier=pipeline.session.privacy_plan.main.multiplier,
     )
     pipeline.run()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -20,7 +20,7 @@ from privsyn_flower.privacy import BudgetExceeded, Ledger, PrivacyStatement
 from privsyn_flower.privacy.accounting import renyi_epsilon
 from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.text.prompts import prompt_source
 from tests.conftest import config_ledger
@@ -136,8 +136,8 @@ def by_dp_accounting(config: RunConfig) -> float:
 def test_the_noise_is_the_papers_and_keeps_epsilon(path: Path) -> None:
     """Theirs was made by an accountant that is a twelfth looser, without spare rounds."""
     config = load_config(path)
-    assert promised(config).releases == config.rounds
-    used = promised(config).main.multiplier  # raises above epsilon
+    assert privacy_plan(config).releases == config.rounds
+    used = privacy_plan(config).main.multiplier  # raises above epsilon
     stated = papers_noise(config, path)
     claimed = statement(config).epsilon
     # A thousandth of delta is the integers', and the library's discretisation is coarser here.
@@ -146,7 +146,7 @@ def test_the_noise_is_the_papers_and_keeps_epsilon(path: Path) -> None:
     if stated is None:
         assert claimed == pytest.approx(config.epsilon, rel=1e-3)
         with pytest.raises(ConfigError, match="above epsilon"):
-            promised(config.model_copy(update={"noise_multiplier": used * 0.998}))
+            privacy_plan(config.model_copy(update={"noise_multiplier": used * 0.998}))
         return
     assert used == stated
     theirs = renyi_epsilon(used, config.rounds, config.delta, sampling_rate=config.sampling_rate)

@@ -13,7 +13,7 @@ from privsyn_flower.privacy.ledger.usage import remaining_rounds
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
@@ -96,7 +96,7 @@ def test_paper_noise_keeps_the_papers_epsilon(path: Path) -> None:
 def test_noise_multiplier_that_overspends_is_refused() -> None:
     config = RunConfig.from_flat({"noise-multiplier": 1.0, "epsilon": 1.0})
     with pytest.raises(ConfigError, match=r"noise-multiplier = 1\.0 costs epsilon .* above"):
-        promised(config)
+        privacy_plan(config)
 
 
 def test_the_same_apps_run_a_deployed_federation(tmp_path: Path, loopback: Any) -> None:
@@ -140,13 +140,13 @@ def test_a_run_with_coins_goes_on_with_its_plan(tmp_path: Path, loopback: Any, k
     config, contexts = deployed(tmp_path)
     asked = {"sampler": "poisson", "sampling-rate": 0.5, "epsilon": 4.0}
     config = RunConfig.from_flat({**config.flat(), **asked})
-    folder, multiplier = RunFolder(tmp_path / "run"), promised(config).main.multiplier
+    folder, multiplier = RunFolder(tmp_path / "run"), privacy_plan(config).main.multiplier
     ledger = config_ledger(config, folder)
     assert ledger.header.plan == ((multiplier, 0.5, 3),)
     strategy = Asking(kind)
     plan = RoundPlan(
         run=run_id(folder), users=6, noise_multiplier=multiplier, nodes=3, round_timeout=5,
-        node_timeout=5, sampling_rate=0.5, distance=promised(config).distance, kind="deployed",
+        node_timeout=5, sampling_rate=0.5, distance=privacy_plan(config).distance, kind="deployed",
     )  # fmt: skip
 
     def rounds() -> Rounds:

@@ -23,7 +23,7 @@ from privsyn_flower.server_apps.methods.proximity import (
     start_of,
     thresholds_of,
 )
-from privsyn_flower.server_apps.promised import statement
+from privsyn_flower.server_apps.privacy_plan import statement
 from privsyn_flower.server_apps.public_text import PublicText, public_text
 from tests.conftest import sentences
 from tests.server_apps.in_process import one_thread, run, shared, small_config

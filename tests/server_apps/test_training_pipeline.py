@@ -31,7 +31,7 @@ from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import run as stages
 from privsyn_flower.server_apps.methods import recipe_of, training
 from privsyn_flower.server_apps.models import Models
-from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from privsyn_flower.server_apps.public_text import PublicText, public_text
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
@@ -522,16 +522,16 @@ def test_noise_and_evaluation_share_epsilon(configured: Any) -> None:
     """All releases of a trusted aggregator's are one Gaussian; the numbers by hand."""
     central = {"training.noise": "aggregator", "rounds": 8, "epsilon": 7.58}
     plain = configured(**central)
-    assert promised(plain).main.multiplier == pytest.approx(
+    assert privacy_plan(plain).main.multiplier == pytest.approx(
         calibrate(7.58, 8, gaussian_delta(plain.delta))
     )
     both = configured(**central, **{"training.evaluate": True})
-    assert promised(both).main.multiplier == pytest.approx(
+    assert privacy_plan(both).main.multiplier == pytest.approx(
         calibrate(7.58, 9, gaussian_delta(both.delta))
     )
     assert statement(both).evaluations == 1
     given = configured(**central, **{"noise-multiplier": 4.0})
-    assert promised(given).main.multiplier == 4.0
+    assert privacy_plan(given).main.multiplier == 4.0
     assert statement(given).epsilon < 7.58
     # Bands no longer than the separation do not overlap: k times the norm of one column.
     ftrl = {**FTRL, "rounds": 32, "ftrl.min-separation": 4, "epsilon": 7.58}
@@ -539,7 +539,7 @@ def test_noise_and_evaluation_share_epsilon(configured: Any) -> None:
     columns = [1.0, 1 / 2, 3 / 8, 5 / 16]
     norm = np.sqrt(8 * np.sum(np.square(columns)))
     one = calibrate(7.58, 1, gaussian_delta(correlated.delta))
-    assert promised(correlated).main.multiplier == pytest.approx(one * norm)
+    assert privacy_plan(correlated).main.multiplier == pytest.approx(one * norm)
     claim = statement(correlated)
     assert claim.noise_multiplier == pytest.approx(one * np.sqrt(8))
     assert (claim.correlated, claim.min_separation, claim.spare_rounds) == ("banded", 4, 0)

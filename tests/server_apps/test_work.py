@@ -70,7 +70,7 @@ def test_an_evolution_varies_and_embeds_as_much(
     strategy: Any = kind(
         [f"text {i}" for i in range(99)],
         embedder=KnownRows(count, [], np.zeros((0, 8), np.float32)),
-        infiller=count,
+        variation=count,
         rounds=rounds,
         config=config.evolution,
     )

@@ -24,7 +24,7 @@ from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.ledger.journal import replay
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.planning import promise
+from privsyn_flower.privacy.planning import invariants
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.noise import integer_plan
 from privsyn_flower.protocol.question import TO_COME, Query
@@ -277,7 +277,9 @@ def test_all_releases_together_cost_no_more_than_epsilon(
 def test_more_evaluations_need_more_noise(tmp_path: Path) -> None:
     for strategy in STRATEGIES.values():
         z = [
-            promise(8.0, DELTA, strategy.phases(6, 1, nodes=4, evaluations=extra)).main.equivalent
+            invariants(
+                8.0, DELTA, strategy.phases(6, 1, nodes=4, evaluations=extra)
+            ).main.equivalent
             for extra in (0, 1, 4)
         ]
         assert z[0] < z[1] < z[2]

@@ -128,7 +128,7 @@ def own_app() -> Any:
 
 def pretext(texts: int, **options: Any) -> PrEText:
     return PrEText(
-        sentences(texts, 0), embedder=load_embedder("ngram-64"), infiller=None, rounds=1, **options
+        sentences(texts, 0), embedder=load_embedder("ngram-64"), variation=None, rounds=1, **options
     )
 
 

@@ -29,7 +29,7 @@ def strategy(rounds: int = 3, seed: int = 0, initial: Any = FIRST, **options: An
     return PrivateEvolution(
         initial,
         embedder=load_embedder("ngram-64"),
-        infiller=Numbered(),
+        variation=Numbered(),
         rounds=rounds,
         config=PeConfig(**given),
         seed=seed,
@@ -134,7 +134,7 @@ def test_pretext_keeps_the_survivors_of_all_rounds_with_their_classes() -> None:
     method = PrEText(
         FIRST,
         embedder=load_embedder("ngram-64"),
-        infiller=Numbered(),
+        variation=Numbered(),
         rounds=2,
         config=PreTextConfig(population=6, lookahead=1, threshold=0.0, labels="good, bad, odd"),
     )

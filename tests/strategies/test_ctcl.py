@@ -18,14 +18,14 @@ from privsyn_flower.privacy import BudgetExceeded
 from privsyn_flower.privacy.accounting.composition import composed_epsilon, gaussian_mu
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.planning import promise
-from privsyn_flower.privacy.promise import ROUNDS
+from privsyn_flower.privacy.plan import ROUNDS
+from privsyn_flower.privacy.planning import plan_privacy
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import CTCL
 from privsyn_flower.strategies.ctcl.strategy import TOPICS, ctcl_phases, trainer_of
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.rounds import NoRelease, OneQuestion
-from privsyn_flower.strategies.engine.session import Session, Terms
+from privsyn_flower.strategies.engine.session import FederationSpec, Session
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.topics import TopicModel
 from privsyn_flower.training.conditions import ROWS
@@ -110,8 +110,10 @@ def nodes(tmp_path: Path, loopback: Any, base: Path) -> Any:
 
 
 def session(grid: Any, folder: Path, strategy: CTCL, epsilon: float = EPSILON) -> Session:
-    terms = Terms(USERS, min_surviving_weight=1.0, nodes=3, round_timeout=9.0, node_timeout=9.0)
-    found = promise(epsilon, DELTA, strategy.phases(0, nodes=3))
+    terms = FederationSpec(
+        USERS, min_surviving_weight=1.0, nodes=3, round_timeout=9.0, node_timeout=9.0
+    )
+    found = plan_privacy(epsilon, DELTA, strategy.phases(0, nodes=3))
     run = Session(grid, RunFolder(folder), found, terms, PlainSum(), keys=folder.parent / "keys")
     strategy.begin(users=USERS, nodes=3)
     strategy.attach(run.folder)
@@ -129,7 +131,7 @@ def test_histogram_and_rounds_cost_the_budget_together(
     """Without sampling 1 / z_h^2 + T / z^2 is mu^2 (failed attempts that are paid for included)."""
     config = CtclConfig(histogram_multiplier=given, histogram_share=share)
     phases = ctcl_phases(config, trainer_of(TrainingConfig()), 8, spare)
-    found = promise(7.58, 3e-6, phases)
+    found = plan_privacy(7.58, 3e-6, phases)
     first, main = found[TOPICS], found.main
     mu = gaussian_mu(7.58, gaussian_delta(3e-6))
     cost = (1 + spare) / first.multiplier**2 + (8 + spare) / main.multiplier**2
@@ -145,22 +147,24 @@ def test_histogram_and_rounds_cost_the_budget_together(
 def test_the_numbers_of_the_design_for_the_demo() -> None:
     """A tenth of the budget at (7.58, 3e-6): 2.08 for the histogram, 1.96 for eight rounds."""
     config = CtclConfig(histogram_multiplier=0.0)
-    found = promise(7.58, 3e-6, ctcl_phases(config, trainer_of(TrainingConfig()), 8, 0))
+    found = plan_privacy(7.58, 3e-6, ctcl_phases(config, trainer_of(TrainingConfig()), 8, 0))
     assert found[TOPICS].multiplier == pytest.approx(2.08, abs=0.01)
     assert found.main.multiplier == pytest.approx(1.96, abs=0.01)
 
 
 def test_coins_amplify_the_rounds_and_not_the_histogram() -> None:
     """One unsampled release beside sampled rounds, composed by privacy loss distributions."""
-    coins = Sampler("poisson", 0.1)
-    trainer = trainer_of(TrainingConfig(), sampler=coins)
-    found = promise(2.0, 1e-5, ctcl_phases(CtclConfig(), trainer, 20, 0))
+    poisson_sample = Sampler("poisson", 0.1)
+    trainer = trainer_of(TrainingConfig(), sampler=poisson_sample)
+    found = plan_privacy(2.0, 1e-5, ctcl_phases(CtclConfig(), trainer, 20, 0))
     first, main = found[TOPICS], found.main
     assert (first.rate, main.rate, first.sampler) == (1.0, 0.1, EVERYBODY)
     assert found.epsilon == pytest.approx(2.0, rel=1e-3) and found.epsilon <= 2.0
     events = {(10.0, 1.0): 1, (main.multiplier, 0.1): 20}
     assert composed_epsilon(events, gaussian_delta(1e-5)) == pytest.approx(found.epsilon)
-    unsampled = promise(2.0, 1e-5, ctcl_phases(CtclConfig(), trainer_of(TrainingConfig()), 20, 0))
+    unsampled = plan_privacy(
+        2.0, 1e-5, ctcl_phases(CtclConfig(), trainer_of(TrainingConfig()), 20, 0)
+    )
     assert main.multiplier < 0.5 * unsampled.main.multiplier
     plan = found.plan
     assert plan is not None
@@ -173,7 +177,7 @@ def test_coins_amplify_the_rounds_and_not_the_histogram() -> None:
 def test_a_trusted_aggregator_adds_both_noises() -> None:
     table = training(noise="aggregator")
     trainer = trainer_of(table, FtrlConfig(mechanism="banded", min_separation=2))
-    found = promise(4.0, 1e-5, ctcl_phases(CtclConfig(), trainer, 8, 1))
+    found = plan_privacy(4.0, 1e-5, ctcl_phases(CtclConfig(), trainer, 8, 1))
     first, main = found[TOPICS], found.main
     assert (first.source, main.source) == ("aggregator", "aggregator")
     assert main.correlation is not None and main.correlation.name == "banded"
@@ -187,7 +191,7 @@ def test_one_of_the_two_may_be_left_out() -> None:
     [rounds] = ctcl_phases(CtclConfig(histogram=False), trainer, 8, 1, noise_multiplier=3.0)
     assert (rounds.name, rounds.multiplier) == (ROUNDS, 3.0)
     alone = CtclConfig(generator_training=False, histogram_multiplier=0.0)
-    found = promise(2.0, 1e-5, ctcl_phases(alone, trainer, 8, 0))
+    found = plan_privacy(2.0, 1e-5, ctcl_phases(alone, trainer, 8, 0))
     assert [phase.name for phase in found.phases] == [TOPICS]
     mu = gaussian_mu(2.0, gaussian_delta(1e-5))
     assert found.main.multiplier == pytest.approx(1 / mu, rel=1e-8)  # the whole budget
@@ -220,7 +224,7 @@ def test_the_histogram_is_asked_once_and_then_the_rounds(
         strategy.histogram(run)
         assert run.rounds(strategy).run() == 2
         charges = [(c.query, c.noise_multiplier, c.sampling_rate) for c in ledger.charges()]
-        first, main = run.promise[TOPICS], run.promise.main
+        first, main = run.privacy_plan[TOPICS], run.privacy_plan.main
         assert [query for query, *_ in charges] == ["votes", "update", "update"]
         assert charges[0] == ("votes", first.multiplier, 1.0)
         if main.correlation is None:

@@ -19,14 +19,14 @@ from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.planning import evaluation_phases, promise
-from privsyn_flower.privacy.promise import ROUNDS, Phase
+from privsyn_flower.privacy.plan import ROUNDS, Phase
+from privsyn_flower.privacy.planning import evaluation_phases, plan_privacy
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.queries.metrics import TooNoisyError, metrics_bound
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, PlainSum, SecureAggregation
 from privsyn_flower.strategies.engine.rounds import NoRelease
-from privsyn_flower.strategies.engine.session import Session, Terms
+from privsyn_flower.strategies.engine.session import FederationSpec, Session
 from privsyn_flower.strategies.evaluation.strategy import (
     Caps,
     better,
@@ -110,8 +110,8 @@ def session(
     folder = RunFolder(tmp_path / "run")
     folder.save_value("run", "r")
     rounds = rounds or Phase(ROUNDS, 3, 0).given(1e-3)
-    made = promise(epsilon, 1e-5, [rounds, *evaluation_phases(rounds, evaluations)])
-    terms = Terms(
+    made = plan_privacy(epsilon, 1e-5, [rounds, *evaluation_phases(rounds, evaluations)])
+    terms = FederationSpec(
         20, nodes=4, round_timeout=timeout, node_timeout=min(timeout * 5, 1.0),
         ledger=tmp_path / "ledger.jsonl", population_name="people",
     )  # fmt: skip
@@ -210,11 +210,11 @@ def test_the_budget_and_the_noise_are_the_runs_own(
     grid, rounds = loopback(devices), Phase(ROUNDS, 3, 0)
     run = session(tmp_path, grid, rounds, aggregation=PlainSum(), epsilon=50.0)
     noise = calibrate(50.0, 3 + 1, gaussian_delta(1e-5))
-    assert run.promise.main.equivalent == pytest.approx(noise)
+    assert run.privacy_plan.main.equivalent == pytest.approx(noise)
     with run.begun() as ledger:
         for rnd in (1, 2, 3):
             charge = {"run": "r", "query": "votes", "round": rnd, "attempt": 1}
-            ledger.reserve(**charge, noise_multiplier=run.promise.main.equivalent)
+            ledger.reserve(**charge, noise_multiplier=run.privacy_plan.main.equivalent)
     got = measure(run, base, confidence=1 - 1e-7)
     assert ledger.spent_epsilon() == pytest.approx(50.0, rel=1e-3)
     assert got["base"].loss_low < truth(base, {})[1] < got["base"].loss_high

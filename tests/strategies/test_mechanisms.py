@@ -36,8 +36,8 @@ from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger, LedgerError
 from privsyn_flower.privacy.ledger.filters import SLACK, new_header
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.planning import evaluation_phases, promise
-from privsyn_flower.privacy.promise import Phase
+from privsyn_flower.privacy.plan import Phase
+from privsyn_flower.privacy.planning import evaluation_phases, plan_privacy
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.noise import Noise, encoded_bound, integer_plan, total_variation
@@ -114,7 +114,7 @@ def aggregator(
         rounds=matrix.rounds, source="aggregator", correlation=matrix, participation=participation
     )
     beside = evaluation_phases(rounds, evaluations)
-    return trusted_noise(promise(EPSILON, DELTA, [rounds, *beside]).main, keys, "r")
+    return trusted_noise(plan_privacy(EPSILON, DELTA, [rounds, *beside]).main, keys, "r")
 
 
 def evaluation_noise(mechanism: AggregatorNoise, keys: Path) -> AggregatorNoise:
@@ -176,7 +176,9 @@ def noise_of(tmp_path: Path, mechanism: AggregatorNoise, length: int) -> list[np
     """The noise of each round under the known key, at standard deviation 1 of z."""
     with_key(tmp_path / "copy")
     key = NoiseKey.open(tmp_path / "copy", "r")
-    stream = mechanism.factorization.stream(key, length, keep="memory", promise=mechanism.promise)
+    stream = mechanism.factorization.stream(
+        key, length, keep="memory", privacy_plan=mechanism.binding
+    )
     return [stream.noise(rnd) for rnd in range(1, mechanism.factorization.rounds + 1)]
 
 
@@ -760,9 +762,9 @@ def test_a_key_serves_one_size_of_noise_and_one_pattern(
     # Where nothing binds the key any more, the noise is another one.
     (keys / "r" / "mechanism").unlink()
     key = NoiseKey.open(keys, "r")
-    drawn = BANDED.stream(key, 4, keep="nothing", promise=other.promise).noise(3)
+    drawn = BANDED.stream(key, 4, keep="nothing", privacy_plan=other.privacy_plan).noise(3)
     (keys / "r" / "mechanism").unlink()
-    own = BANDED.stream(key, 4, keep="nothing", promise=aggregator(keys).promise).noise(3)
+    own = BANDED.stream(key, 4, keep="nothing", privacy_plan=aggregator(keys).privacy_plan).noise(3)
     assert (drawn != own).all()
 
 

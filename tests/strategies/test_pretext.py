@@ -30,7 +30,7 @@ def strategy(rounds: int = 3, seed: int = 0, **options: Any) -> PrEText:
     return PrEText(
         sentences(64, 0),
         embedder=load_embedder("ngram-64"),
-        infiller=Swap(),
+        variation=Swap(),
         rounds=rounds,
         config=config,
         seed=seed,
@@ -78,7 +78,7 @@ def test_drawing_follows_the_votes() -> None:
     method = PrEText(
         sentences(4000, 1),
         embedder=load_embedder("ngram-64"),
-        infiller=Swap(),
+        variation=Swap(),
         rounds=1,
         config=PreTextConfig(population=4000, threshold=0.0, lookahead=1),
     )
@@ -124,7 +124,7 @@ def test_too_small_a_pool_names_both_keys() -> None:
         PrEText(
             ["a", "b", "b"],
             embedder=load_embedder("ngram-64"),
-            infiller=Swap(),
+            variation=Swap(),
             rounds=1,
             config=PreTextConfig(population=3),
         )

@@ -35,7 +35,7 @@ def strategy(rounds: int = 3, seed: int = 0, **options: Any) -> PrivateEvolution
     return PrivateEvolution(
         sentences(64, 0),
         embedder=load_embedder("ngram-64"),
-        infiller=Numbered(),
+        variation=Numbered(),
         rounds=rounds,
         config=config,
         seed=seed,
@@ -43,7 +43,7 @@ def strategy(rounds: int = 3, seed: int = 0, **options: Any) -> PrivateEvolution
 
 
 def calls(method: PrivateEvolution) -> list[list[str]]:
-    found: Any = method.infiller
+    found: Any = method.variation
     return list(found.calls)
 
 

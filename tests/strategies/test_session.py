@@ -13,15 +13,15 @@ import pytest
 from privsyn_flower.privacy import BudgetExceeded
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.ledger.usage import room_for
-from privsyn_flower.privacy.planning import evaluation_phases, promise
-from privsyn_flower.privacy.promise import EVALUATIONS, ROUNDS, Phase
+from privsyn_flower.privacy.plan import EVALUATIONS, ROUNDS, Phase
+from privsyn_flower.privacy.planning import evaluation_phases, plan_privacy
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
 from privsyn_flower.strategies.engine.callbacks import Callback, Callbacks, CheckFailed
 from privsyn_flower.strategies.engine.rounds import NoRelease, OneQuestion
-from privsyn_flower.strategies.engine.session import Session, Terms
+from privsyn_flower.strategies.engine.session import FederationSpec, Session
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences
 from tests.server_apps.in_process import deployed, grid_for
@@ -41,8 +41,8 @@ def topics() -> OneQuestion:
 
 
 def session(tmp_path: Path, grid: Any, phases: list[Phase]) -> Session:
-    terms = Terms(6, nodes=3, round_timeout=5.0, node_timeout=5.0)
-    made = promise(EPSILON, DELTA, phases)
+    terms = FederationSpec(6, nodes=3, round_timeout=5.0, node_timeout=5.0)
+    made = plan_privacy(EPSILON, DELTA, phases)
     return Session(grid, RunFolder(tmp_path / "run"), made, terms, SecureAggregation())
 
 
@@ -58,7 +58,7 @@ PLANS = {
 def test_a_histogram_and_then_rounds(tmp_path: Path, loopback: Any, name: str) -> None:
     _, contexts = deployed(tmp_path)
     run = session(tmp_path, grid_for(loopback, contexts), PLANS[name])
-    made = run.promise
+    made = run.privacy_plan
     assert made.epsilon == pytest.approx(EPSILON, rel=1e-4) and made.epsilon <= EPSILON
     question, strategy = topics(), Asking("scores")
     with run.begun() as ledger:
@@ -120,8 +120,8 @@ def test_only_an_evaluation_is_given_up(tmp_path: Path, loopback: Any, evaluates
     """The run goes on without; what a method begins with is asked again by the next start."""
     nodes = {number: VotingNode(25, number) for number in range(1, 5)}
     first = Phase("first", source="aggregator", evaluates=evaluates, multiplier=3.0)
-    terms = Terms(100, nodes=4, round_timeout=0.1, node_timeout=0.3)
-    made, keys = promise(EPSILON, DELTA, [first, Phase(ROUNDS, 2)]), tmp_path / "keys"
+    terms = FederationSpec(100, nodes=4, round_timeout=0.1, node_timeout=0.3)
+    made, keys = plan_privacy(EPSILON, DELTA, [first, Phase(ROUNDS, 2)]), tmp_path / "keys"
     folder, grid = RunFolder(tmp_path / "run"), loopback(nodes)
     run = Session(grid, folder, made, terms, PlainSum(), keys=keys)
     for node in nodes.values():
@@ -170,8 +170,8 @@ def test_the_spares_of_a_phase_are_for_all_its_questions(tmp_path: Path, loopbac
     nodes = {number: VotingNode(25, number) for number in range(1, 5)}
     for node in nodes.values():
         node.mode = "silent"
-    terms = Terms(100, nodes=4, round_timeout=0.1, node_timeout=0.3)
-    made = promise(EPSILON, DELTA, [Phase("topics", 2, 1), Phase(ROUNDS, 2, 0)])
+    terms = FederationSpec(100, nodes=4, round_timeout=0.1, node_timeout=0.3)
+    made = plan_privacy(EPSILON, DELTA, [Phase("topics", 2, 1), Phase(ROUNDS, 2, 0)])
     folder = RunFolder(tmp_path / "run")
     run = Session(loopback(nodes), folder, made, terms, PlainSum())
     with run.begun() as ledger:
@@ -215,7 +215,7 @@ def test_whose_data_failed_does_not_choose_what_an_evaluation_says(
 
 def test_a_run_begun_before_statements_said_more_goes_on(tmp_path: Path, loopback: Any) -> None:
     """A statement without other questions, rho or a filter promises what it promised without."""
-    made, terms = promise(EPSILON, DELTA, [Phase(ROUNDS, 2, 1)]), Terms(6, nodes=3)
+    made, terms = plan_privacy(EPSILON, DELTA, [Phase(ROUNDS, 2, 1)]), FederationSpec(6, nodes=3)
     old: dict[str, Any] = {
         "epsilon": 8.0, "delta": 1e-05, "noise_multiplier": made.main.multiplier, "rounds": 2,
         "spare_rounds": 1, "min_surviving_weight": 0.85, "colluding_weight": 0.0,
@@ -231,15 +231,17 @@ def test_a_run_begun_before_statements_said_more_goes_on(tmp_path: Path, loopbac
     folder.save_value("promised", old)
     with Session(loopback({}), folder, made, terms, PlainSum()).begun() as ledger:
         assert ledger.charges() == []
-    promised = folder.path / "checkpoints" / "promised.json"
-    text = promised.read_text()
+    privacy_plan = folder.path / "checkpoints" / "promised.json"
+    text = privacy_plan.read_text()
     folder.save_query(1, topics().ask(1))
-    promised.unlink()
+    privacy_plan.unlink()
     lost = Session(loopback({}), folder, made, terms, PlainSum())
     with pytest.raises(ValueError, match=r"holds rounds, but .*promised\.json"), lost.begun():
         pass
-    promised.write_text(text)
-    chosen = Session(loopback({}), folder, made, terms, PlainSum(), said={"chooses_text": True})
+    privacy_plan.write_text(text)
+    chosen = Session(
+        loopback({}), folder, made, terms, PlainSum(), statement_fields={"chooses_text": True}
+    )
     with (
         pytest.raises(ValueError, match="other values: chooses_text = True was None;"),
         chosen.begun(),

@@ -18,7 +18,7 @@ TEXTS = [*SENTENCES, "tea", "", "Literal <mask> and </s> stay text, as in <s> do
 
 
 @pytest.fixture(scope="module")
-def infiller(masked_folder: Path) -> MaskFill:
+def variation(masked_folder: Path) -> MaskFill:
     return MaskFill(masked_folder, device="cpu", progress=False)
 
 
@@ -82,23 +82,23 @@ def test_head_on_masked_positions_equals_the_full_forward(place: int) -> None:
 
 @pytest.mark.parametrize("passes", [1, 3, 0])
 def test_only_masked_tokens_change_and_specials_never_do(
-    infiller: MaskFill, monkeypatch: pytest.MonkeyPatch, passes: int
+    variation: MaskFill, monkeypatch: pytest.MonkeyPatch, passes: int
 ) -> None:
-    monkeypatch.setattr(infiller, "passes", passes)
-    ids, own = infiller._encode(TEXTS)
-    special = set(infiller.tokenizer.all_special_ids)
+    monkeypatch.setattr(variation, "passes", passes)
+    ids, own = variation._encode(TEXTS)
+    special = set(variation.tokenizer.all_special_ids)
     for row, content in zip(ids, own, strict=True):
         assert set(row[~content]) <= special
         assert not set(row[content]) & special, "literal <mask> must be ordinary text"
     draws = np.random.default_rng(0).random((len(ids), 1, 2, 64))
-    monkeypatch.setattr(infiller, "steps", 1)
-    filled = infiller._vary_batch(ids, own, draws)
+    monkeypatch.setattr(variation, "steps", 1)
+    filled = variation._vary_batch(ids, own, draws)
     changed = 0
     for row, content, new in zip(ids, own, filled, strict=True):
         new = new[: len(row)]
         np.testing.assert_array_equal(new[~content], row[~content])
         assert not set(new[content]) & special, "a special token was sampled"
-        assert (new < len(infiller.tokenizer)).all(), "a padded vocabulary row was sampled"
+        assert (new < len(variation.tokenizer)).all(), "a padded vocabulary row was sampled"
         differ = int((new != row).sum())
         assert differ <= max(1, int(0.3 * content.sum() + 0.5))
         changed += differ
@@ -106,39 +106,39 @@ def test_only_masked_tokens_change_and_specials_never_do(
 
 
 def test_special_tokens_are_not_sampled_even_when_most_likely(
-    infiller: MaskFill, monkeypatch: pytest.MonkeyPatch
+    variation: MaskFill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a head that all but insists on special tokens the fill still avoids them."""
-    bias = infiller.model.lm_head.bias
+    bias = variation.model.lm_head.bias
     before = bias.clone()
     with torch.no_grad():
-        bias[infiller.tokenizer.all_special_ids] += 50.0
+        bias[variation.tokenizer.all_special_ids] += 50.0
     try:
-        ids, own = infiller._encode(SENTENCES)
-        draws = np.random.default_rng(0).random((len(ids), infiller.steps, 2, 64))
-        filled = infiller._vary_batch(ids, own, draws)
+        ids, own = variation._encode(SENTENCES)
+        draws = np.random.default_rng(0).random((len(ids), variation.steps, 2, 64))
+        filled = variation._vary_batch(ids, own, draws)
     finally:
         with torch.no_grad():
             bias.copy_(before)
     for content, new in zip(own, filled, strict=True):
         own_new = new[: len(content)][content]
-        assert not np.isin(own_new, infiller.tokenizer.all_special_ids).any()
+        assert not np.isin(own_new, variation.tokenizer.all_special_ids).any()
 
 
 def test_sequential_fills_see_earlier_fills(
-    infiller: MaskFill, monkeypatch: pytest.MonkeyPatch
+    variation: MaskFill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """passes = 0: one more mask is gone at every forward pass, in the order of the ranks."""
-    monkeypatch.setattr(infiller, "passes", 0)
+    monkeypatch.setattr(variation, "passes", 0)
     left: list[int] = []
-    mask = infiller.tokenizer.mask_token_id
-    handle = infiller.model.base_model.register_forward_pre_hook(
+    mask = variation.tokenizer.mask_token_id
+    handle = variation.model.base_model.register_forward_pre_hook(
         lambda _m, inputs: left.append(int((inputs[0] == mask).sum()))
     )
     try:
-        ids, own = infiller._encode(SENTENCES[:1])
-        monkeypatch.setattr(infiller, "steps", 1)
-        infiller._vary_batch(ids, own, np.random.default_rng(0).random((1, 1, 2, 64)))
+        ids, own = variation._encode(SENTENCES[:1])
+        monkeypatch.setattr(variation, "steps", 1)
+        variation._vary_batch(ids, own, np.random.default_rng(0).random((1, 1, 2, 64)))
     finally:
         handle.remove()
     count = max(1, int(0.3 * own[0].sum() + 0.5))
@@ -146,42 +146,42 @@ def test_sequential_fills_see_earlier_fills(
 
 
 def test_deterministic_in_rng_and_independent_of_batches(
-    infiller: MaskFill, masked_folder: Path
+    variation: MaskFill, masked_folder: Path
 ) -> None:
-    first = infiller.vary(TEXTS, np.random.default_rng(7))
-    assert first == infiller.vary(TEXTS, np.random.default_rng(7))
-    assert first != infiller.vary(TEXTS, np.random.default_rng(8))
+    first = variation.vary(TEXTS, np.random.default_rng(7))
+    assert first == variation.vary(TEXTS, np.random.default_rng(7))
+    assert first != variation.vary(TEXTS, np.random.default_rng(8))
     small = MaskFill(masked_folder, batch_size=2, device="cpu", progress=False)
     assert first == small.vary(TEXTS, np.random.default_rng(7))
     # The draws of a text depend on its place alone, not on its neighbours.
     others = [t if i == 1 else "something else" for i, t in enumerate(TEXTS)]
-    assert infiller.vary(others, np.random.default_rng(7))[1] == first[1]
+    assert variation.vary(others, np.random.default_rng(7))[1] == first[1]
 
 
-def test_texts_are_varied_and_empty_ones_kept(infiller: MaskFill) -> None:
-    varied = infiller.vary(TEXTS, np.random.default_rng(0))
+def test_texts_are_varied_and_empty_ones_kept(variation: MaskFill) -> None:
+    varied = variation.vary(TEXTS, np.random.default_rng(0))
     assert len(varied) == len(TEXTS)
     assert varied[TEXTS.index("")] == ""
     assert all(new != old for new, old in zip(varied[:6], TEXTS[:6], strict=True))
     assert not any("\N{REPLACEMENT CHARACTER}" in text for text in varied)
-    assert infiller.vary([], np.random.default_rng(0)) == []
+    assert variation.vary([], np.random.default_rng(0)) == []
 
 
-def test_untouched_text_survives_the_round_trip(infiller: MaskFill) -> None:
+def test_untouched_text_survives_the_round_trip(variation: MaskFill) -> None:
     """Decoding must not tidy: spaces before punctuation belong to the text."""
     from privsyn_flower.text.models.pretrained import decode
 
     text = "A space , here ; don 't touch  it . <mask> stays"
-    ids, own = infiller._encode([text])
-    assert decode(infiller.tokenizer, ids[0][own[0]].tolist()) == text
+    ids, own = variation._encode([text])
+    assert decode(variation.tokenizer, ids[0][own[0]].tolist()) == text
 
 
 def test_long_texts_are_cut(masked_folder: Path) -> None:
-    infiller = MaskFill(masked_folder, max_tokens=8, device="cpu", progress=False)
-    ids, own = infiller._encode([" ".join(SENTENCES)])
+    variation = MaskFill(masked_folder, max_tokens=8, device="cpu", progress=False)
+    ids, own = variation._encode([" ".join(SENTENCES)])
     assert len(ids[0]) == 8 and own[0].sum() == 6
-    assert ids[0][-1] == infiller.tokenizer.eos_token_id
-    assert infiller.vary([" ".join(SENTENCES)], np.random.default_rng(0))[0]
+    assert ids[0][-1] == variation.tokenizer.eos_token_id
+    assert variation.vary([" ".join(SENTENCES)], np.random.default_rng(0))[0]
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,12 @@ def test_a_causal_model_is_refused(causal_folder: Path) -> None:
 
 
 def test_workers_side_by_side_fill_as_one_does(
-    infiller: MaskFill, monkeypatch: pytest.MonkeyPatch
+    variation: MaskFill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each with hooks of its own on the model that they share."""
-    monkeypatch.setattr(infiller, "batch_size", 2)
+    monkeypatch.setattr(variation, "batch_size", 2)
     texts, found = TEXTS * 6, []
     for workers in (1, 3):
         monkeypatch.setenv("OMP_NUM_THREADS", str(workers))
-        found.append(infiller.vary(texts, np.random.default_rng(4)))
+        found.append(variation.vary(texts, np.random.default_rng(4)))
     assert found[0] == found[1] != texts

@@ -8,7 +8,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from privsyn_flower.text import variation
 from privsyn_flower.text.embedders import NgramEmbedder
 from privsyn_flower.text.variation import Mixed, Retrieval
 
@@ -27,9 +26,9 @@ def nearest(text: str, k: int) -> list[str]:
 
 
 def test_draws_every_neighbour_and_never_the_text_itself() -> None:
-    infiller = Retrieval(POOL, ROWS, EMBEDDER, neighbors=5)
+    variation = Retrieval(POOL, ROWS, EMBEDDER, neighbors=5)
     for text in (POOL[3], POOL[10], "a stranger about tea and 42"):
-        varied = infiller.vary([text] * 400, np.random.default_rng(0))
+        varied = variation.vary([text] * 400, np.random.default_rng(0))
         assert text not in varied
         assert set(varied) == set(nearest(text, 5))
         counts = [varied.count(t) for t in set(varied)]
@@ -38,25 +37,25 @@ def test_draws_every_neighbour_and_never_the_text_itself() -> None:
 
 def test_repeated_pool_texts_count_once() -> None:
     pool = [*POOL, POOL[3], POOL[3]]
-    infiller = Retrieval(pool, EMBEDDER.embed(pool), EMBEDDER, neighbors=2)
-    varied = infiller.vary([POOL[3]] * 50, np.random.default_rng(0))
+    variation = Retrieval(pool, EMBEDDER.embed(pool), EMBEDDER, neighbors=2)
+    varied = variation.vary([POOL[3]] * 50, np.random.default_rng(0))
     assert set(varied) == set(nearest(POOL[3], 2))
 
 
 def test_one_neighbour_is_the_nearest() -> None:
-    infiller = Retrieval(POOL, ROWS, EMBEDDER, neighbors=1)
-    varied = infiller.vary(POOL, np.random.default_rng(0))
+    variation = Retrieval(POOL, ROWS, EMBEDDER, neighbors=1)
+    varied = variation.vary(POOL, np.random.default_rng(0))
     assert varied == [nearest(text, 1)[0] for text in POOL]
 
 
 def test_blocks_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    infiller = Retrieval(POOL, ROWS, EMBEDDER, neighbors=8)
+    variation = Retrieval(POOL, ROWS, EMBEDDER, neighbors=8)
     texts = [*POOL[:20], "a stranger", "another stranger", "a stranger"]
-    whole = infiller.vary(texts, np.random.default_rng(4))
+    whole = variation.vary(texts, np.random.default_rng(4))
     monkeypatch.setattr(variation, "BLOCK_VALUES", 150)
-    assert infiller.vary(texts, np.random.default_rng(4)) == whole
-    assert infiller.vary(texts, np.random.default_rng(5)) != whole
-    assert infiller.vary([], np.random.default_rng(4)) == []
+    assert variation.vary(texts, np.random.default_rng(4)) == whole
+    assert variation.vary(texts, np.random.default_rng(5)) != whole
+    assert variation.vary([], np.random.default_rng(4)) == []
 
 
 def test_pool_texts_are_not_embedded_again() -> None:
@@ -68,8 +67,8 @@ def test_pool_texts_are_not_embedded_again() -> None:
             return super().embed(texts)
 
     embedder = Counting(64)
-    infiller = Retrieval(POOL, ROWS, embedder, neighbors=3)
-    infiller.vary([POOL[0], "new", "new", POOL[1]], np.random.default_rng(0))
+    variation = Retrieval(POOL, ROWS, embedder, neighbors=3)
+    variation.vary([POOL[0], "new", "new", POOL[1]], np.random.default_rng(0))
     assert embedder.seen == ["new"]
 
 

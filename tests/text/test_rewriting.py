@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from privsyn_flower.config import PeConfig, split_list
-from privsyn_flower.text import Infiller
+from privsyn_flower.text import Variation
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.prompts import HEADING, expand_prompt
 from privsyn_flower.text.variation import Continue, Rewrite
@@ -42,7 +42,7 @@ def rng() -> np.random.Generator:
 def test_a_rewrite_is_asked_for_in_a_drawn_style() -> None:
     generator = Answering(lambda prompt: f" New:\n\n{prompt} ")
     method = Rewrite(generator, "Say {style}: {text}", ["aloud", "softly"], min_words=1)
-    assert isinstance(method, Infiller)
+    assert isinstance(method, Variation)
     texts = ["one  two\nthree", "a {style} of {text}"] * 20
     found = method.vary(texts, rng())
     styles = [("aloud", "softly")[i] for i in rng().integers(2, size=40)]

@@ -101,8 +101,8 @@ def test_models_load_as_hugging_face_folders(cache):
     )
     pairs = [Pair(condition([text.split()[0]]), text) for group in groups(9) for text in group]
     assert longer.loss(pairs) < write.loss(pairs) - 0.5
-    infiller = train(CORPORA, "infiller", cache, steps=8)
-    vary = MaskFill(str(infiller), device="cpu", progress=False)
+    variation = train(CORPORA, "infiller", cache, steps=8)
+    vary = MaskFill(str(variation), device="cpu", progress=False)
     varied = vary.vary(["alpha beta gamma delta river"], np.random.default_rng(0))
     assert len(varied) == 1 and "<mask>" not in varied[0] and "<s>" not in varied[0]
 

@@ -21,7 +21,7 @@ from privsyn_flower.client_apps.evaluation import EVALUATION
 from privsyn_flower.client_apps.updates import UPDATE
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.methods.training import training_strategy
-from privsyn_flower.server_apps.promised import promised
+from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.evaluation.strategy import evaluation_query
 from privsyn_flower.text.fingerprints import folder_fingerprint
@@ -62,7 +62,7 @@ def update_case(config: RunConfig, users: int, folder: Path) -> Case:
         rounds=config.rounds,
         users=users,
         options=dict(local.to_options()),
-        noise_multiplier=promised(config).main.multiplier,
+        noise_multiplier=privacy_plan(config).main.multiplier,
         nodes=config.nodes,
     )
     cap = config.data.samples_per_user

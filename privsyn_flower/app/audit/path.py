@@ -23,7 +23,7 @@ import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 
 from privsyn_flower.arrays import I64, Bools
-from privsyn_flower.client_apps.answers import Kind, Taking, contribution, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Participants, contribution, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.protocol.noise import Noise, encoded_length
@@ -77,7 +77,7 @@ class Sent:
     the way that it was in each trial.
     """
 
-    counted: Bools
+    sampled: Bools
     fell: I64
     without: I64
     up: I64
@@ -121,37 +121,48 @@ def repeated(case: Case, view: View) -> Kind:
     def check(query: Query, node: Node) -> None:
         case.kind.check(replace(query, length=length), node)
 
-    def answer(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> I64:
+    def answer(
+        query: Query, users: UserTexts, participants: Participants, plan: Any, node: Node
+    ) -> I64:
         """Made once: the question is the same in every round."""
-        key = (node.facts.partition, taking.asked.tobytes() + taking.counted.tobytes())
+        key = (
+            node.facts.partition,
+            participants.eligible.tobytes() + participants.sampled.tobytes(),
+        )
         if key not in view.answers:
             short = replace(plan, length=length)
-            view.answers[key] = case.kind.vectors(query, users, taking, short, node)
+            view.answers[key] = case.kind.vectors(query, users, participants, short, node)
         return view.answers[key]
 
-    def sent(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> Sent:
+    def sent(
+        query: Query, users: UserTexts, participants: Participants, plan: Any, node: Node
+    ) -> Sent:
         some = dict(islice(users.items(), len(users) // view.copies))
         canary = np.array([user == CANARY for user in some], dtype=np.bool_)
-        draws = np.stack([taking.asked, taking.counted]).reshape(2, view.copies, -1)
+        draws = np.stack([participants.eligible, participants.sampled]).reshape(2, view.copies, -1)
         ways, which = np.unique(draws.swapaxes(0, 1), axis=0, return_inverse=True)
-        asked, counted = ways[:, 0], ways[:, 1]
+        asked, sampled = ways[:, 0], ways[:, 1]
 
-        def table(asked: Bools, counted: Bools) -> I64:
-            takings = map(Taking, asked, counted)
-            return np.array([answer(query, some, taking, plan, node) for taking in takings])
+        def table(asked: Bools, sampled: Bools) -> I64:
+            participant_sets = map(Participants, asked, sampled)
+            return np.array(
+                [answer(query, some, participants, plan, node) for participants in participant_sets]
+            )
 
         return Sent(
-            counted,
-            fell=table(asked, counted),
-            without=table(asked & ~canary, counted & ~canary),
-            up=table(asked, counted | (asked & canary)),
+            sampled,
+            fell=table(asked, sampled),
+            without=table(asked & ~canary, sampled & ~canary),
+            up=table(asked, sampled | (asked & canary)),
             # Without sampling there is one way, and all trials are alike.
             which=np.broadcast_to(which.ravel(), view.trials),
         )
 
-    def vectors(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> I64:
+    def vectors(
+        query: Query, users: UserTexts, participants: Participants, plan: Any, node: Node
+    ) -> I64:
         try:
-            known = sent(replace(query, length=length), users, taking, plan, node)
+            known = sent(replace(query, length=length), users, participants, plan, node)
         except Exception as error:
             view.failures.append(error)
             raise

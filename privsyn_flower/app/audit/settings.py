@@ -14,9 +14,9 @@ from privsyn_flower.app.audit.trials import Setting
 from privsyn_flower.arrays import F64
 from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.planning import evaluation_phases
-from privsyn_flower.privacy.promise import Phase
-from privsyn_flower.server_apps.promised import ledger_terms, promised
+from privsyn_flower.server_apps.privacy_plan import ledger_terms, privacy_plan
 from privsyn_flower.strategies.ctcl.strategy import TOPICS
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
@@ -34,7 +34,7 @@ def audited_phase(config: RunConfig, kind: str) -> Phase:
 
     Raises ConfigError on numbers that make no promise.
     """
-    made = promised(config)
+    made = privacy_plan(config)
     if kind == TOPICS:
         return made[TOPICS]
     return evaluation_phases(made.main, 1)[0] if kind == EVALUATION else made.main
@@ -54,7 +54,7 @@ def nodes_setting(config: RunConfig, phase: Phase) -> Setting:
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,
         sampling_rate=phase.rate,
-        distance=promised(config).distance,
+        distance=privacy_plan(config).distance,
     )
     return Setting(
         plan, node_seats(plan), AGGREGATIONS[config.aggregation](), lambda _: NodeNoise(),

@@ -116,7 +116,7 @@ def run_trials(case: Case, setting: Setting, trials: int) -> Trials:
     return Trials(
         left,
         *_canary([view.known[rnd + 1].get(place) for rnd in range(setting.rounds)], scale),
-        np.concatenate([node.counted[node.which] for node in first.values()], axis=1),
+        np.concatenate([node.sampled[node.which] for node in first.values()], axis=1),
         noise,
         spent,
     )

@@ -34,7 +34,7 @@ def start(
     ] = None,
 ) -> None:
     """Start a federation, or what is not running of it; returns when all nodes are online."""
-    from privsyn_flower.app.local import own_account
+    from privsyn_flower.app.local import loopback_guard
     from privsyn_flower.app.local.federation import LocalFederation
     from privsyn_flower.app.local.layout import create
     from privsyn_flower.app.local.simulation import FlowerError
@@ -48,8 +48,8 @@ def start(
             if policy is not None:
                 common["policy"] = str(policy.expanduser().absolute())
             create(folder, data, nodes=nodes, node_config=common)
-        if not own_account.can_tell():
-            typer.echo(own_account.OPEN, err=True)
+        if not loopback_guard.can_tell():
+            typer.echo(loopback_guard.OPEN, err=True)
         federation = LocalFederation(folder)
         federation.start()
     _print(federation.status())

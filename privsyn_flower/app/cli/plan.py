@@ -25,7 +25,7 @@ from privsyn_flower.config import (
 )
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.promised import baseline, promised
+from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan
 from privsyn_flower.text.embedders import ngram_dimension
 
 TIMING_SECONDS = 30.0  # no timing starts later; alone, most plans have all they need in three
@@ -67,7 +67,7 @@ def varied(path: Path | None, settings: list[str], vary: str) -> list[dict[str, 
         machine = machine or this_machine(cache_folder(config), config.models.device)
         device = exchange_of(config, machine)
         signal = signal_of(config, device.coordinates if config.updates else None)
-        made = promised(config)
+        made = privacy_plan(config)
         rows.append(
             {
                 "key": key, "value": value.strip(), "epsilon": made.epsilon,
@@ -149,7 +149,7 @@ def _parts(plan: Plan) -> Iterator[list[str]]:
 
 
 def _privacy(plan: Plan) -> list[str]:
-    made, signal = plan.promise, plan.signal
+    made, signal = plan.privacy_plan, plan.signal
     if made is None or signal is None:
         claim = plan.claim
         return [

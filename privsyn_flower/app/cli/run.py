@@ -14,7 +14,7 @@ from pathlib import Path
 
 from privsyn_flower.app.cli.display import Display, product_lines
 from privsyn_flower.app.cli.outcome import show_outcome, tell
-from privsyn_flower.app.local import own_account
+from privsyn_flower.app.local import loopback_guard
 from privsyn_flower.app.local.federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.app.local.processes import on_endings, stoppable
 from privsyn_flower.app.local.ray_cluster import check_cluster, parsed
@@ -46,7 +46,7 @@ from privsyn_flower.runs import (
     read_warnings,
 )
 from privsyn_flower.server_apps.changes import CHANGES, changes_of, go_by
-from privsyn_flower.server_apps.promised import baseline
+from privsyn_flower.server_apps.privacy_plan import baseline
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.strategies.engine.failure_reason import PREFIX
 from privsyn_flower.strategies.engine.rounds import LOST
@@ -276,8 +276,8 @@ def _started(folder: Path, config: RunConfig, federation: LocalFederation | None
 
 def _say_what_is_open() -> None:
     """On stderr, what other accounts of this machine could reach. Mostly nothing."""
-    if not own_account.can_tell():
-        print(own_account.OPEN, file=sys.stderr)
+    if not loopback_guard.can_tell():
+        print(loopback_guard.OPEN, file=sys.stderr)
     if cluster := users_cluster():
         print(
             f"RAY_ADDRESS = {cluster}: the simulation runs there, and is as protected as that "

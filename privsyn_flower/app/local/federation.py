@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.app.local import own_account
+from privsyn_flower.app.local import loopback_guard
 from privsyn_flower.app.local.command import FlowerCommand
 from privsyn_flower.app.local.layout import (
     AUTHORITY,
@@ -147,7 +147,7 @@ class LocalFederation:
         port, authority = self.facts["port"], self.folder / "tls" / AUTHORITY
         if not port or not authority.exists():
             return False
-        return own_account.answers(port, authority)
+        return loopback_guard.answers(port, authority)
 
     def node_folder(self, number: int) -> Path:
         """Where node `number` keeps everything."""
@@ -160,7 +160,7 @@ class LocalFederation:
         write_connection(self.home, port, **{"root-certificates": str(tls / AUTHORITY)})
         log = self.folder / "superlink.log"
         command = [
-            *own_account.command("flower-superlink"),
+            *loopback_guard.command("flower-superlink"),
             "--host",
             "127.0.0.1",
             "--port",
@@ -191,7 +191,7 @@ class LocalFederation:
 
     def _start_node(self, number: int) -> None:
         folder, nodes = self.node_folder(number), self.facts["nodes"]
-        command = own_account.command("flower-supernode", self.node_python)
+        command = loopback_guard.command("flower-supernode", self.node_python)
         command += ["--superlink", f"127.0.0.1:{self.facts['port']}"]
         command += ["--root-certificates", str(self.folder / "tls" / AUTHORITY)]
         command += ["--auth-supernode-private-key", str(folder / "key")]

@@ -3,8 +3,8 @@
 Flower's own `flwr run` starts a daemon that outlives it, keeps the first run's environment and
 exits 0 when the ServerApp failed. Here the SuperLink is a child process with a free port, an
 in-memory database (noisy node vectors are PRIVATE and must not stay on disk) and an FLWR_HOME
-inside the run folder; it ends with the run. It answers this account alone (`own_account`), and so
-does the simulation's Ray (`private_ray`).
+inside the run folder; it ends with the run. It answers this account alone (`loopback_guard`), and
+so does the simulation's Ray (`private_ray`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower import __version__
-from privsyn_flower.app.local import own_account
+from privsyn_flower.app.local import loopback_guard
 from privsyn_flower.app.local.command import FlowerCommand, Result
 from privsyn_flower.app.local.processes import (
     end_group,
@@ -141,7 +141,7 @@ class LocalFlower:
         write_connection(self.home, self.port, insecure=True)
         self._command.begin(self.environment())  # loads while the SuperLink does
         log = self.home / "superlink.log"
-        command = [*own_account.command("flower-superlink"), "--insecure", "--simulation"]
+        command = [*loopback_guard.command("flower-superlink"), "--insecure", "--simulation"]
         command += ["--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(self.port)]
         self._process = spawn(command, self.environment(), log)
         self.pid = self._process.pid
@@ -159,7 +159,7 @@ class LocalFlower:
 
     def healthy(self) -> bool:
         """True when the SuperLink answers on its port."""
-        return own_account.answers(self.port)
+        return loopback_guard.answers(self.port)
 
     def submit(self, config: RunConfig) -> str:
         """Start the run; returns Flower's run id."""

@@ -15,12 +15,12 @@ from privsyn_flower.app.local.federation import LocalFederation
 from privsyn_flower.app.local.simulation import FlowerError
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.ledger import LedgerError
-from privsyn_flower.server_apps.promised import baseline
+from privsyn_flower.server_apps.privacy_plan import baseline
 
 from .data import docstring_packages, private_file, public_file, split_files
 from .findings import Finding, Findings, NotReady
 from .machine import federation_nodes, models, needs, places, trackers
-from .numbers import budget, candidates, integers, keys, product, promise
+from .numbers import budget, candidates, check_privacy, integers, keys, product
 
 __all__ = ["Finding", "NotReady", "check_ready"]
 
@@ -51,7 +51,7 @@ def check_ready(
     if asks:
         checks.append(lambda: budget(config, folder, resumed=resumed))
     if asks and not resumed:
-        checks += [lambda: promise(config), lambda: integers(config)]
+        checks += [lambda: check_privacy(config), lambda: integers(config)]
     if federation is not None:
         checks.append(lambda: federation_nodes(config, federation))
     return list(dict.fromkeys(finding for check in checks for finding in _run(check)))

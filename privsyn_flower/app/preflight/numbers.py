@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy.accounting.feasibility import doubts
+from privsyn_flower.privacy.accounting.feasibility import infeasibilities
 from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.privacy.ledger.usage import room_for
-from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
+from privsyn_flower.privacy.plan import ROUNDS, Phase, PrivacyPlan
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.protocol.question import OptionValue, Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.training import training_strategy
-from privsyn_flower.server_apps.promised import ledger_terms, promised
+from privsyn_flower.server_apps.privacy_plan import ledger_terms, privacy_plan
 from privsyn_flower.server_apps.public_text import check_deployment
 from privsyn_flower.server_apps.readiness import missing
 from privsyn_flower.strategies.engine.cohort import RoundPlan
@@ -44,10 +44,10 @@ def keys(config: RunConfig) -> Findings:
     check_controls(config)
 
 
-def promise(config: RunConfig) -> Findings:
+def check_privacy(config: RunConfig) -> Findings:
     """The noise against the users who answer, and delta against 1 / users."""
     noise, answers, summed = noise_of(config)
-    for doubt in doubts(
+    for infeasibility in infeasibilities(
         epsilon=config.epsilon,
         delta=config.delta,
         users=config.data.users,
@@ -55,7 +55,7 @@ def promise(config: RunConfig) -> Findings:
         answers=answers,
         summed=summed,
     ):
-        yield Finding(doubt.text, doubt.hopeless)
+        yield Finding(infeasibility.text, infeasibility.hopeless)
 
 
 def noise_of(config: RunConfig) -> tuple[float, float, str]:
@@ -64,7 +64,7 @@ def noise_of(config: RunConfig) -> tuple[float, float, str]:
     if not config.updates:
         drawn = config.cohort_nodes / config.nodes if config.cohort_nodes else 1.0
         return (
-            promised(config).main.multiplier,
+            privacy_plan(config).main.multiplier,
             users * config.sampling_rate * drawn,
             "a released sum",
         )
@@ -72,14 +72,14 @@ def noise_of(config: RunConfig) -> tuple[float, float, str]:
     answers = training_strategy(config).expected_users(users, config.nodes) * rounds
     summed = f"the sum of all {rounds} rounds"
     if not config.trusts_aggregator:
-        return promised(config).main.multiplier * math.sqrt(rounds), answers, summed
+        return privacy_plan(config).main.multiplier * math.sqrt(rounds), answers, summed
     if missing("scipy"):  # `libraries` says so
         return 0.0, answers, summed
     if config.ftrl.mechanism in ("blt", "banded-optimised"):
         # To optimise coefficients takes seconds; those of the square root are nearly as good.
         like = config.ftrl.model_copy(update={"mechanism": "banded"})
         config = config.model_copy(update={"ftrl": like})
-    noise = trusted_noise(promised(config, checked=False).main)
+    noise = trusted_noise(privacy_plan(config, checked=False).main)
     return noise.summed_std, answers, summed
 
 
@@ -99,7 +99,7 @@ def integers(config: RunConfig) -> Findings:
 def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
     """The integers of a round's answers of so many coordinates. Raises WrapAround when there are
     none whose sum and noise are what the promise says."""
-    users, main = config.data.users, promised(config).main
+    users, main = config.data.users, privacy_plan(config).main
     if config.cohort_nodes:
         users = max(1, users * config.cohort_nodes // config.nodes)
     plan = RoundPlan(
@@ -109,7 +109,7 @@ def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
         min_surviving_weight=config.min_surviving_weight,
         nodes=config.cohort_nodes or config.nodes,
         sampling_rate=main.rate,
-        distance=promised(config).distance,
+        distance=privacy_plan(config).distance,
     )
     options: dict[str, OptionValue] = {"encoding": "dense"} if config.updates else {}
     rows, scales = np.zeros((0, 0), dtype=np.int8), np.zeros(0, dtype=np.float32)
@@ -195,13 +195,13 @@ def _released(folder: Path) -> Counter[str]:
 
 def _charges(config: RunConfig, released: Mapping[str, int]) -> list[Mapping[str, Any]]:
     """What the ledger is still asked for, release by release; spare rounds left out."""
-    made, wanted = promised(config), list[Mapping[str, Any]]()
+    made, wanted = privacy_plan(config), list[Mapping[str, Any]]()
     for phase in made.phases:
         wanted += _of_phase(made, phase)[released.get(phase.name, 0) :]
     return wanted
 
 
-def _of_phase(made: Promise, phase: Phase) -> list[Mapping[str, Any]]:
+def _of_phase(made: PrivacyPlan, phase: Phase) -> list[Mapping[str, Any]]:
     if phase.source == "aggregator":
         apart = phase.rounds if phase.correlation is None else 1
         return [{"noise_multiplier": z} for z in trusted_noise(phase).charged() * apart]

@@ -24,9 +24,9 @@ from privsyn_flower.app.preflight.speeds import Machine
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
-from privsyn_flower.privacy.promise import Phase, Promise
+from privsyn_flower.privacy.plan import Phase, PrivacyPlan
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.promised import baseline, promised, statement
+from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan, statement
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.readiness import used_models
 from privsyn_flower.strategies.popri.config import PopriConfig
@@ -59,7 +59,7 @@ class Plan:
     """
 
     config: RunConfig
-    promise: Promise | None
+    privacy_plan: PrivacyPlan | None
     machine: Machine
     signal: Signal | None
     exchange: Exchange | None
@@ -89,7 +89,7 @@ class Plan:
     @property
     def phases(self) -> Sequence[Phase]:
         """Of the promise; none without one."""
-        return self.promise.phases if self.promise else ()
+        return self.privacy_plan.phases if self.privacy_plan else ()
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -109,8 +109,8 @@ class Plan:
             "method": self.config.method,
             "ready": self.ready,
             "privacy": {
-                "epsilon": self.promise.epsilon if self.promise else self.claim.epsilon,
-                "epsilon_asked": self.promise.target if self.promise else None,
+                "epsilon": self.privacy_plan.epsilon if self.privacy_plan else self.claim.epsilon,
+                "epsilon_asked": self.privacy_plan.target if self.privacy_plan else None,
                 "delta": self.claim.delta,
                 "releases": releases(self.phases),
                 "phases": phases,
@@ -136,7 +136,7 @@ def releases(phases: Sequence[Phase]) -> int:
 def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
     """The plan of a run in `folder`, with absolute paths; raises ConfigError and ValueError for
     numbers that make no promise."""
-    made = None if baseline(config) else promised(config)
+    made = None if baseline(config) else privacy_plan(config)
     models = [_model(config, kind, name) for kind, name in used_models(config).items()]
     deployed = is_deployment(config)  # real nodes do their own work
     tasks = [one for one in recipe_of(config).work(config) if not (one.nodes and deployed)]

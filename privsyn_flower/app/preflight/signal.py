@@ -14,7 +14,7 @@ from privsyn_flower.app.preflight.findings import Finding, Findings
 from privsyn_flower.app.preflight.numbers import noise_of
 from privsyn_flower.config import EvolutionConfig, RunConfig, split_list
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.promised import promised
+from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.evaluation.config import MeasureConfig
 from privsyn_flower.strategies.popri.config import PopriConfig
 
@@ -104,7 +104,7 @@ def signal_of(config: RunConfig, coordinates: int | None) -> Signal:
         return _update(config, coordinates)
     _, users, _ = noise_of(config)
     bound = float(asked["bound"])
-    noise = promised(config).main.multiplier * bound
+    noise = privacy_plan(config).main.multiplier * bound
     if kind == "evaluation":
         return _evaluation(config, users, noise)
     size = recipe_of(config).length(config)

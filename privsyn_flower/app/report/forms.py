@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from privsyn_flower.app.report.guarantee import claim_of, guarantee_of, sources
 from privsyn_flower.app.report.places import dataset_name
-from privsyn_flower.app.report.summaries import UNASKED, Summary, trust_of
+from privsyn_flower.app.report.summaries import NO_QUERIES, Summary, trust_of
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.privacy.wording import at_most, percent
@@ -86,7 +86,7 @@ def checklist(summary: Summary) -> str:
     """One run's, as Markdown. Raises ReportError as `checklists`."""
     title = _title("Privacy checklist", summary)
     asked = claim_of(summary) is not None
-    if not asked and trust_of(summary) == UNASKED:
+    if not asked and trust_of(summary) == NO_QUERIES:
         return f"{title}\n\nNo item applies, because no user was asked. {summary['privacy']}"
     found = guarantee_of(summary)
     lines = [

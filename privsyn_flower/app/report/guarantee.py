@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from privsyn_flower.app.report.summaries import LOCAL, UNASKED, ReportError, Summary, trust_of
+from privsyn_flower.app.report.summaries import LOCAL, NO_QUERIES, ReportError, Summary, trust_of
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.wording import (
     CARRIED,
@@ -158,11 +158,11 @@ def _asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
 def _unasked(summary: Summary) -> Guarantee:
     """By the run's threat model. Unknown ones claim nothing."""
     trust = trust_of(summary)
-    kind = "public" if trust == UNASKED else "none"
+    kind = "public" if trust == NO_QUERIES else "none"
     if trust == LOCAL or str(summary["threat_model"]).startswith("none: the paraphrases"):
         kind = "local"
     epsilon = float(summary["epsilon"]) if summary["epsilon"] is not None else math.inf
-    claimed = trust in (LOCAL, UNASKED)
+    claimed = trust in (LOCAL, NO_QUERIES)
     topics = _sentences(
         "unasked.md",
         summary=summary,

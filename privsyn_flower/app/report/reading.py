@@ -55,7 +55,7 @@ class RunFolder:
     config: RunConfig | None = None
     stored: Mapping[str, Any] = field(default_factory=dict)
     summary: Summary | None = None
-    promised: Mapping[str, Any] = field(default_factory=dict)
+    privacy_plan: Mapping[str, Any] = field(default_factory=dict)
     statement: str = ""
     metrics: list[Json] = field(default_factory=list)
     evaluations: Mapping[str, list[Json]] = field(default_factory=dict)
@@ -124,7 +124,7 @@ def read_run(folder: Path) -> RunFolder:
         config=config,
         stored=stored,
         summary=_summary(folder, problems),
-        promised=_value(own / "promised.json", problems),
+        privacy_plan=_value(own / "promised.json", problems),
         statement=_text(folder / FILE),
         metrics=_rows(folder / "metrics.jsonl"),
         evaluations={

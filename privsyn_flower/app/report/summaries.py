@@ -16,7 +16,7 @@ Summary = Mapping[str, Any]
 RESULTS = ("synthetic", "trained")  # the run's own result among the benchmark's names
 DISTRIBUTED = "Noise of the nodes under secure aggregation: nobody has a sum without noise"
 TRUSTED = "A trusted aggregator: it has sums without the guaranteed noise, or single answers"
-UNASKED = "Public text alone: nobody was asked"
+NO_QUERIES = "Public text alone: nobody was asked"
 LOCAL = "Local privacy: the texts that leave the devices are noisy themselves"
 NONE = "No privacy is claimed"
 # How a threat model begins -> its table, in the order of the tables.
@@ -24,7 +24,7 @@ TRUSTS = {
     "honest-but-curious": DISTRIBUTED,
     "trusted aggregator": TRUSTED,
     "local": LOCAL,
-    "nobody was asked": UNASKED,
+    "nobody was asked": NO_QUERIES,
     "none": NONE,
 }
 

@@ -34,7 +34,7 @@ from privsyn_flower.app.tracking.public import (
     public_stage,
 )
 from privsyn_flower.config.checks import TRACKERS
-from privsyn_flower.privacy.promise import ROUNDS
+from privsyn_flower.privacy.plan import ROUNDS
 from privsyn_flower.python_path import finding_us
 from privsyn_flower.strategies.engine.callbacks import Callback, Row, RunStart
 

@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import Message
 
 from privsyn_flower.arrays import I64
-from privsyn_flower.client_apps.answers import Kind, Taking
+from privsyn_flower.client_apps.answers import Kind, Participants
 from privsyn_flower.client_apps.dropin.question import (
     Arrays,
     Ask,
@@ -137,11 +137,13 @@ def _vectors(evaluate: Ask) -> Callable[..., I64]:
     """
 
     def vectors(
-        query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
+        query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
     ) -> I64:
         arrays, most = read_parameters(query), _max_examples(query)
         names, bounds = _metrics(query)
-        asked = [user for user, is_asked in zip(users, taking.asked, strict=True) if is_asked]
+        asked = [
+            user for user, is_asked in zip(users, participants.eligible, strict=True) if is_asked
+        ]
         rows = np.full((len(asked), 1 + len(names)), np.nan)
         for row, user in zip(rows, asked, strict=True):
             with alone(node, "evaluate"):  # who fails stays NaN, which counts nothing
@@ -152,7 +154,7 @@ def _vectors(evaluate: Ask) -> Callable[..., I64]:
             bounds=bounds,
             max_examples=most,
             plan=plan,
-            counted=taking.counted[taking.asked],
+            sampled=participants.sampled[participants.eligible],
         )
 
     return vectors

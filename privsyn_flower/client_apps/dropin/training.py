@@ -20,7 +20,7 @@ from flwr.app import Context, Message
 from numpy.typing import NDArray
 
 from privsyn_flower.arrays import F64, I64
-from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.dropin.question import (
     Arrays,
     Ask,
@@ -248,7 +248,9 @@ def _vectors(train: Ask) -> Callable[..., I64]:
     train(query, arrays, user): the function's reply for one user.
     """
 
-    def vectors(query: Query, users: UserTexts, taking: Taking, plan: DensePlan, node: Node) -> I64:
+    def vectors(
+        query: Query, users: UserTexts, participants: Participants, plan: DensePlan, node: Node
+    ) -> I64:
         arrays, layout = _parameters(query)
         before = layout.flatten(arrays)
         clip_norm, indicator = _clipping(query)
@@ -262,8 +264,12 @@ def _vectors(train: Ask) -> Callable[..., I64]:
             return change
 
         return shard_updates(
-            (delta(user) for user, asked in zip(users, taking.asked, strict=True) if asked),
-            counted=taking.counted[taking.asked],
+            (
+                delta(user)
+                for user, asked in zip(users, participants.eligible, strict=True)
+                if asked
+            ),
+            sampled=participants.sampled[participants.eligible],
             length=query.length,
             clip_norm=clip_norm,
             indicator=indicator,

@@ -101,8 +101,8 @@ class NodeRecords:
                 return np.ones(len(users), dtype=np.bool_)
             ids = self._file.ids(users)
             mask = admitted(database, run, round, ids, schedule)
-            taking = [id_ for id_, may in zip(ids, mask, strict=True) if may]
-            attend(database, run, round, taking, schedule)
+            participants = [id_ for id_, may in zip(ids, mask, strict=True) if may]
+            attend(database, run, round, participants, schedule)
         return np.array(mask, dtype=np.bool_)
 
     def take(
@@ -143,9 +143,9 @@ class NodeRecords:
                 may and _may_take(_user(database, run, id_), round, spent, limit, policy)
                 for id_, may in zip(ids, may_attend, strict=True)
             ]
-            taking = [id_ for id_, may in zip(ids, mask, strict=True) if may]
-            _record(database, run, round, taking, spent)
-            attend(database, run, round, taking, schedule)
+            participants = [id_ for id_, may in zip(ids, mask, strict=True) if may]
+            _record(database, run, round, participants, spent)
+            attend(database, run, round, participants, schedule)
         return np.array(mask, dtype=np.bool_)
 
     def ids(self, users: Sequence[str]) -> list[bytes]:
@@ -296,19 +296,19 @@ def _record(
     database: sqlite3.Connection,
     run: str,
     round: int,
-    taking: Sequence[bytes],
+    participants: Sequence[bytes],
     spent: Spent,
 ) -> None:
     database.executemany(
         "INSERT INTO users VALUES (?, 1, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET "
         "participations = participations + 1, gaussian = gaussian + excluded.gaussian, "
         "distance = distance + excluded.distance",
-        [(id_, *spent) for id_ in taking],
+        [(id_, *spent) for id_ in participants],
     )
     database.executemany(
         "INSERT INTO last_rounds VALUES (?, ?, ?) ON CONFLICT (run, id) DO UPDATE SET "
         "round = max(round, excluded.round)",
-        [(run, id_, round) for id_ in taking],
+        [(run, id_, round) for id_ in participants],
     )
 
 

@@ -16,14 +16,14 @@ DOUBTFUL_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Doubt:
+class Infeasibility:
     """hopeless: the numbers cannot give a use, or a privacy, worth the name; else doubtful."""
 
     text: str
     hopeless: bool
 
 
-def doubts(
+def infeasibilities(
     *,
     epsilon: float,
     delta: float,
@@ -32,30 +32,33 @@ def doubts(
     answers: float,
     summed: str = "a released sum",
     key: str = "data.users",
-) -> list[Doubt]:
+) -> list[Infeasibility]:
     """What is wrong with the numbers; empty when nothing is.
 
     users: the declared population. noise: standard deviation of one coordinate of `summed`.
     answers: users in that sum, on average. key: what the caller calls users.
     """
-    found = [_delta_doubt(delta, users, key), _noise_doubt(epsilon, noise, answers, summed, key)]
-    return [doubt for doubt in found if doubt is not None]
+    found = [
+        _delta_infeasibility(delta, users, key),
+        _noise_infeasibility(epsilon, noise, answers, summed, key),
+    ]
+    return [infeasibility for infeasibility in found if infeasibility is not None]
 
 
-def _delta_doubt(delta: float, users: int, key: str) -> Doubt | None:
+def _delta_infeasibility(delta: float, users: int, key: str) -> Infeasibility | None:
     """A delta of 1 / users allows to publish one user chosen at random, whole."""
     if delta * users < 1:
         return None
-    return Doubt(
+    return Infeasibility(
         f"delta = {delta:g} is not below 1 / {key} = {1 / users:g}: it would allow to publish the "
         "text of a user drawn at random; lower delta, best far below that",
         hopeless=True,
     )
 
 
-def _noise_doubt(
+def _noise_infeasibility(
     epsilon: float, noise: float, answers: float, summed: str, key: str
-) -> Doubt | None:
+) -> Infeasibility | None:
     if noise < DOUBTFUL_SHARE * answers:
         return None
     facts = (
@@ -65,9 +68,9 @@ def _noise_doubt(
     )
     way = f"raise epsilon, or ask more users ({key})"
     if noise >= answers:
-        return Doubt(f"{facts}, so nothing can be learnt: {way}", hopeless=True)
+        return Infeasibility(f"{facts}, so nothing can be learnt: {way}", hopeless=True)
     share = noise / answers
-    return Doubt(
+    return Infeasibility(
         f"{facts}: what fewer than {share:.0%} of them share does not stand out; {way}",
         hopeless=False,
     )

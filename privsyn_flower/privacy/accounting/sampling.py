@@ -62,7 +62,7 @@ def check_sampler(name: str, rate: float) -> None:
 EVERYBODY = Sampler()
 
 
-def coins(count: int, rate: float) -> Bools:
+def poisson_sample(count: int, rate: float) -> Bools:
     """Which of `count` users are sampled, by operating-system randomness: (count,), PRIVATE.
 
     Each is True with probability rate, rounded down to a multiple of 2^-64: never more often

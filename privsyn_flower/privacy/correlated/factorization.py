@@ -65,7 +65,7 @@ class Factorization(Protocol):
         """Everything that the noise depends on, as text; public."""
 
     def stream(
-        self, key: NoiseKey, length: int, *, keep: Keep = "files", promise: str = ""
+        self, key: NoiseKey, length: int, *, keep: Keep = "files", binding: str = ""
     ) -> Stream:
         """The noise of a run, round by round; see `open_stream`."""
 

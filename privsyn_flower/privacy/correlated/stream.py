@@ -117,7 +117,7 @@ class Stream:
 
 
 def open_stream(
-    key: NoiseKey, mechanism: Mechanism, length: int, keep: Keep, promise: str
+    key: NoiseKey, mechanism: Mechanism, length: int, keep: Keep, binding: str
 ) -> Stream:
     """The stream of a run under its key; `keep` says where records are, and changes no bit.
 
@@ -138,7 +138,7 @@ def open_stream(
     else:
         raise ValueError(f"keep = {keep!r} must be 'files', 'memory' or 'nothing'")
     source = KeyedGaussians(
-        key.subkey(f"{mechanism.describe()} length {length} {promise}".rstrip())
+        key.subkey(f"{mechanism.describe()} length {length} {binding}".rstrip())
     )
     return Stream(recurrence, mechanism.rounds, length, source, records)
 

@@ -108,10 +108,10 @@ class Toeplitz:
         return _Banded(np.array(self.coefficients))
 
     def stream(
-        self, key: NoiseKey, length: int, *, keep: Keep = "files", promise: str = ""
+        self, key: NoiseKey, length: int, *, keep: Keep = "files", binding: str = ""
     ) -> Stream:
         """The noise of a run: see `open_stream`."""
-        return open_stream(key, self, length, keep, promise)
+        return open_stream(key, self, length, keep, binding)
 
 
 def square_root(bands: int) -> tuple[float, ...]:

@@ -99,10 +99,10 @@ class Tree:
         return self._weights
 
     def stream(
-        self, key: NoiseKey, length: int, *, keep: Keep = "files", promise: str = ""
+        self, key: NoiseKey, length: int, *, keep: Keep = "files", binding: str = ""
     ) -> Stream:
         """The noise of a run: see `open_stream`."""
-        return open_stream(key, self, length, keep, promise)
+        return open_stream(key, self, length, keep, binding)
 
     @cached_property
     def _weights(self) -> _Nodes:

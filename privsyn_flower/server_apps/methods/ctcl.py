@@ -18,7 +18,7 @@ from privsyn_flower.arrays import F32, F64
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.public import export_model
 from privsyn_flower.files import build_folder
-from privsyn_flower.privacy.promise import Phase
+from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.controls import CONTROL, noise_updates
@@ -108,7 +108,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
             raise ConfigError(f"{of}{error}") from None
 
     @classmethod
-    def said(cls, config: RunConfig) -> dict[str, Any]:
+    def statement_fields(cls, config: RunConfig) -> dict[str, Any]:
         return {"adaptive_clipping": config.training.adaptive_clipping and config.updates}
 
     @classmethod
@@ -228,7 +228,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
                 strategy.begin(
                     users=config.data.users,
                     nodes=config.nodes,
-                    noise_multiplier=self.run.session.promise.main.multiplier,
+                    noise_multiplier=self.run.session.privacy_plan.main.multiplier,
                 )
             except ValueError as error:
                 raise ConfigError(str(error)) from None
@@ -382,7 +382,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         folder, model = RunFolder(self.folder.path / CONTROL), self.start
         strategy = self.strategy(folder)
         if self.config.updates:
-            correlation = self.run.session.promise.main.correlation
+            correlation = self.run.session.privacy_plan.main.correlation
             noise_updates(
                 strategy.trainer, self.config, self.folder, folder, correlation, self.run.progress
             )

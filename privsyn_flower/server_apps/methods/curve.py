@@ -19,7 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy.promise import EVALUATIONS
+from privsyn_flower.privacy.plan import EVALUATIONS
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.engine.cohort import Cohort

@@ -18,15 +18,15 @@ from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.baseline import LocalParaphrases
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.methods.baseline import BaselineRecipe
 from privsyn_flower.server_apps.methods.stages import Task, generation
-from privsyn_flower.server_apps.methods.unasked import Unasked
 from privsyn_flower.strategies.baselines.config import DPPromptConfig
 from privsyn_flower.text.prompts import LabelledText
 
 PROBES = 64  # public texts whose logits give the range to clip to
 
 
-class DPPromptRecipe(Unasked):
+class DPPromptRecipe(BaselineRecipe):
     """Local privacy of epsilon for each user: the temperature follows from it.
 
     owners: the user of each text that is paraphrased, PRIVATE.

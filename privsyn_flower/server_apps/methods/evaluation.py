@@ -16,7 +16,7 @@ from typing import Any
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.drawing import draw_intervals
-from privsyn_flower.privacy.promise import EVALUATIONS, Phase
+from privsyn_flower.privacy.plan import EVALUATIONS, Phase
 from privsyn_flower.queries.metrics import TooNoisyError, metrics_bound
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.curve import figures, gains

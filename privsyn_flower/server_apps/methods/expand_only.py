@@ -7,12 +7,12 @@ from typing import Any
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.baseline import Baseline, PublicAlone
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.methods.baseline import BaselineRecipe
 from privsyn_flower.server_apps.methods.stages import Task, expansion
-from privsyn_flower.server_apps.methods.unasked import Unasked
 from privsyn_flower.text.prompts import LabelledText
 
 
-class ExpandOnlyRecipe(Unasked):
+class ExpandOnlyRecipe(BaselineRecipe):
     """Epsilon 0: each prompt shows random texts of the whole public pool."""
 
     @classmethod

@@ -37,7 +37,7 @@ class PeRecipe(PrETextRecipe):
         return WRITING if first else super().asks_with(config, released=released)
 
     @classmethod
-    def varied(cls, config: RunConfig) -> tuple[int, int]:
+    def num_variations(cls, config: RunConfig) -> tuple[int, int]:
         """PE: the survivors, after the last round, too. Aug-PE: L - 1 of each, but after the last
         (`strategies.private_evolution`)."""
         own = config[PeConfig]
@@ -46,7 +46,7 @@ class PeRecipe(PrETextRecipe):
         return own.candidates - own.population, config.rounds - 1
 
     @classmethod
-    def found(cls, config: RunConfig) -> int:
+    def max_seeds(cls, config: RunConfig) -> int:
         """The last generation."""
         return config[PeConfig].population
 
@@ -64,7 +64,7 @@ class PeRecipe(PrETextRecipe):
         return PrivateEvolution(
             self.initial(),
             embedder=self.models.embedder(),
-            infiller=self.models.infiller(),
+            variation=self.models.infiller(),
             rounds=config.rounds,
             config=config[PeConfig],
             samples_cap=config.data.samples_per_user,

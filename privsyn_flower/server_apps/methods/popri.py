@@ -15,8 +15,8 @@ from privsyn_flower.app.benchmark.private import Private, distance_to_developmen
 from privsyn_flower.arrays import F32, F64
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.changes import WRITING
+from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.planning import evaluation_phases
-from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.recipe import NOISE
@@ -66,7 +66,7 @@ class POPriRecipe(Synthesis[POPri]):
         return [rounds, *evaluation_phases(rounds, int(config[PopriConfig].select == "federated"))]
 
     @classmethod
-    def said(cls, config: RunConfig) -> dict[str, Any]:
+    def statement_fields(cls, config: RunConfig) -> dict[str, Any]:
         return {"private_selection": config[PopriConfig].checkpoint == "private"}
 
     @classmethod

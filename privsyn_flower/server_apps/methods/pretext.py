@@ -63,9 +63,9 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
     @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
         own = config.evolution
-        infiller = {"infiller"} if own.variation in ("mask-fill", "mixed") else set()
+        variation = {"infiller"} if own.variation in ("mask-fill", "mixed") else set()
         writes = config.expand.samples or own.written_by_generator
-        return {"embedder"} | infiller | ({"generator"} if writes else set())
+        return {"embedder"} | variation | ({"generator"} if writes else set())
 
     @classmethod
     def retrieves(cls, config: RunConfig) -> bool:
@@ -85,7 +85,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
                 f"{config.data.public_pool}, from which {wanted} texts are drawn: lower the one "
                 "or raise the other"
             )
-        shown, most = config.expand.seeds_per_prompt, cls.found(config)
+        shown, most = config.expand.seeds_per_prompt, cls.max_seeds(config)
         if config.expand.samples and not config.classes and shown > most:
             yield (
                 f"expand.seeds-per-prompt = {shown}: there are {most} seeds at most "
@@ -98,20 +98,20 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         return WRITING if config.evolution.written_by_generator and not released else ()
 
     @classmethod
-    def varied(cls, config: RunConfig) -> tuple[int, int]:
+    def num_variations(cls, config: RunConfig) -> tuple[int, int]:
         """Texts that are varied after a round, and in how many rounds: every survivor once, but
         after the last."""
         return config[PreTextConfig].population, config.rounds - 1
 
     @classmethod
-    def found(cls, config: RunConfig) -> int:
+    def max_seeds(cls, config: RunConfig) -> int:
         """Seeds at most: distinct survivors of all rounds."""
         return config.rounds * config[PreTextConfig].population
 
     @classmethod
     def texts(cls, config: RunConfig) -> int:
         options = config.expand
-        seeds = cls.found(config) if options.include_seeds or not options.samples else 0
+        seeds = cls.max_seeds(config) if options.include_seeds or not options.samples else 0
         return options.samples + seeds
 
     @classmethod
@@ -122,7 +122,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         cut = 0 if own.written_by_generator else own.max_tokens
         tokens = tokens_of(config.data.sample_words, cut)
         looked = round(share * own.candidates * own.lookahead) if own.lookahead > 1 else 0
-        varied, times = cls.varied(config)
+        varied, times = cls.num_variations(config)
         varied = round(share * varied)
         # Retrieved texts are embedded already, and so is whoever was a candidate before: without a
         # lookahead a round has its variations to embed, and the first one all candidates.
@@ -136,7 +136,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
             embedding("rounds", "candidates", rows, tokens, config.rounds),
             embedding("rounds", "other candidates of the first round", first, tokens),
             private_texts(config),
-            *imitation(config, cls.found(config), tokens),
+            *imitation(config, cls.max_seeds(config), tokens),
             *expansion(config),
         ]
         return [task for task in tasks if task.items * task.times]
@@ -146,7 +146,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         return PrEText(
             self.initial(),
             embedder=self.models.embedder(),
-            infiller=self.models.infiller(),
+            variation=self.models.infiller(),
             rounds=config.rounds,
             config=config[PreTextConfig],
             samples_cap=config.data.samples_per_user,
@@ -221,7 +221,9 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         comparison, never a result."""
         folder = RunFolder(self.folder.path / "rival")
         strategy = self.strategy(folder)
-        noise_std = self.run.session.promise.main.multiplier * self.config[PreTextConfig].vote_bound
+        noise_std = (
+            self.run.session.privacy_plan.main.multiplier * self.config[PreTextConfig].vote_bound
+        )
 
         def answers(rnd: int) -> tuple[F64, float]:
             votes = private.answers(strategy.ask(rnd))

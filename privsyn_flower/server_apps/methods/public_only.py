@@ -8,12 +8,12 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.data import Federation
 from privsyn_flower.privacy.baseline import PublicAlone
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.methods.unasked import Unasked
+from privsyn_flower.server_apps.methods.baseline import BaselineRecipe
 from privsyn_flower.server_apps.public_text import candidates
 from privsyn_flower.text.prompts import LabelledText
 
 
-class PublicOnlyRecipe(Unasked):
+class PublicOnlyRecipe(BaselineRecipe):
     """Epsilon 0: what a model learns from the public pool, whole."""
 
     @classmethod

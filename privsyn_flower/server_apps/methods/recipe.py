@@ -11,7 +11,7 @@ from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.baseline import Baseline
-from privsyn_flower.privacy.promise import ROUNDS, Phase
+from privsyn_flower.privacy.plan import ROUNDS, Phase
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.methods.stages import Task
@@ -97,7 +97,7 @@ class Recipe(ABC, Generic[S]):
         return None
 
     @classmethod
-    def said(cls, config: RunConfig) -> dict[str, Any]:
+    def statement_fields(cls, config: RunConfig) -> dict[str, Any]:
         """What the privacy statement says of the method's own settings."""
         return {}
 

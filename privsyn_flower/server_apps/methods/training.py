@@ -22,8 +22,8 @@ from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.drawing import draw_curve
 from privsyn_flower.evaluation.public import export_model, public_start
+from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.planning import evaluation_phases
-from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.progress import Steps
 from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
@@ -116,7 +116,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
         return [rounds, *evaluation_phases(rounds, config.training.evaluations)]
 
     @classmethod
-    def said(cls, config: RunConfig) -> dict[str, Any]:
+    def statement_fields(cls, config: RunConfig) -> dict[str, Any]:
         return {
             "adaptive_clipping": config.training.adaptive_clipping,
             "chooses_text": config.proximity.filter,
@@ -212,7 +212,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
             rounds=self.config.rounds,
             users=self.config.data.users,
             options={**self.options, "training.trained": trained},
-            noise_multiplier=self.run.session.promise.main.multiplier,
+            noise_multiplier=self.run.session.privacy_plan.main.multiplier,
             nodes=self.config.nodes,
         )
         strategy.attach(folder)
@@ -333,7 +333,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
         """The same training on pure noise of the same variance: what the updates are worth."""
         folder = RunFolder(self.folder.path / "control")
         strategy = self.strategy(folder)
-        correlation = self.run.session.promise.main.correlation
+        correlation = self.run.session.privacy_plan.main.correlation
         noise_updates(strategy, self.config, self.folder, folder, correlation, self.run.progress)
         return export_model(self.start, strategy.parameters(), folder.path / "model")
 
@@ -349,9 +349,9 @@ def training_strategy(config: RunConfig) -> TrainingStrategy:
 def local_steps(config: RunConfig) -> Task:
     """What the users' training on their nodes computes, in all rounds.
 
-    Users toss coins, but a node trains everyone whom a round asks (`client_apps.answers.Taking`):
-    all of 1 / q times as many as count in the sum. The one node of a central run, in whose house
-    the server is, trains those who count.
+    Users are sampled, but a node trains all who are eligible (`client_apps.answers.Participants`):
+    1 / q times as many as are in the sum. The one node of a central run, on the server's own
+    machine, trains the sampled users alone.
     """
     training = config.training
     users = training_strategy(config).expected_users(config.data.users, config.nodes)

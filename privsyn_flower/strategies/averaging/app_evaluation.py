@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 
-from privsyn_flower.privacy.promise import EVALUATIONS
+from privsyn_flower.privacy.plan import EVALUATIONS
 from privsyn_flower.protocol.question import METRICS, OptionValue, Query
 from privsyn_flower.queries.metrics import (
     LARGEST_COUNT,
@@ -99,7 +99,7 @@ class PrivateEvaluation:
         return [(float(low), float(high)) for low, high in self.metrics.values()]
 
     @property
-    def promise(self) -> dict[str, Any]:
+    def invariants(self) -> dict[str, Any]:
         """What a run keeps to, as JSON has it."""
         own = {"every": self.every, "max_examples": self.max_examples}
         return {**own, "confidence": self.confidence, "metrics": self._listed()}

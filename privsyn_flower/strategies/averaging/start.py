@@ -17,8 +17,8 @@ from flwr.serverapp.strategy import Result
 from privsyn_flower.arrays import F64
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.files import default_cache
-from privsyn_flower.privacy.planning import evaluation_phases, promise
-from privsyn_flower.privacy.promise import Phase, Promise
+from privsyn_flower.privacy.plan import Phase, PrivacyPlan
+from privsyn_flower.privacy.planning import evaluation_phases, plan_privacy
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
 from privsyn_flower.protocol.question import TO_COME
@@ -49,7 +49,7 @@ from privsyn_flower.strategies.engine.failure_reason import log_failure_reason
 from privsyn_flower.strategies.engine.node_failures import DROP_IN, NodeFailures
 from privsyn_flower.strategies.engine.outcome import observed, write_summary
 from privsyn_flower.strategies.engine.rounds import Rounds
-from privsyn_flower.strategies.engine.session import Session, Terms, trusted_noise
+from privsyn_flower.strategies.engine.session import FederationSpec, Session, trusted_noise
 from privsyn_flower.training import Layout
 
 # The log that Flower shows in every app.
@@ -180,8 +180,8 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         phases = self.phases(num_rounds, spare_rounds, nodes=waited, evaluations=extra)
         check_enough(phases[0].sampler.nodes or waited, how.name)
         self._check_config()
-        made = promise(epsilon, delta, phases, ledger_epsilon=ledger_epsilon)
-        terms = Terms(
+        made = plan_privacy(epsilon, delta, phases, ledger_epsilon=ledger_epsilon)
+        spec = FederationSpec(
             users,
             min_surviving_weight,
             colluding_weight,
@@ -199,10 +199,13 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
             grid,
             RunFolder(folder),
             made,
-            terms,
+            spec,
             how,
-            said={"data": "data", "adaptive_clipping": self.clipping is not None},
-            kept={"evaluation": evaluation.promise if evaluation else None, **self.kept(made)},
+            statement_fields={"data": "data", "adaptive_clipping": self.clipping is not None},
+            invariants={
+                "evaluation": evaluation.invariants if evaluation else None,
+                **self.invariants(made),
+            },
             keys=Path(noise_keys) if noise_keys else None,
             greeting="train",
             progress=progress or log_rounds,
@@ -211,7 +214,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         )
         self.summary()
         logger.info("privacy: %s", session.statement.sentence())
-        self.doubt(session)
+        self.warn_if_infeasible(session)
         name = type(self).__name__
         with session.folder.lock(), observed(session, name) as summary, session.begun():
             self._begin(session, initial_arrays, num_rounds, train_config, evaluate_fn)
@@ -244,7 +247,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
             arrays=array_record(self.parameters()),
             evaluate_metrics_clientapp=found,
             evaluate_metrics_serverapp=server_figures(run),
-            epsilon=session.promise.target,
+            epsilon=session.privacy_plan.target,
             delta=statement.delta,
             noise_multiplier=statement.noise_multiplier,
             rounds=done,
@@ -263,16 +266,16 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
                 "does not read it: give an AveragingConfig, and what the app needs in train_config"
             )
 
-    def doubt(self, session: Session) -> None:
+    def warn_if_infeasible(self, session: Session) -> None:
         """Warn of numbers that cannot give much: a model is the sum of its rounds."""
-        main, users = session.promise.main, session.terms.users
+        main, users = session.privacy_plan.main, session.spec.users
         noise = main.equivalent * math.sqrt(main.rounds)
         if main.source == "aggregator":
             noise = trusted_noise(main).summed_std
-        answers = self.expected_users(users, session.terms.nodes) * main.rounds
-        session.doubt(noise, answers, summed=f"the sum of all {main.rounds} rounds")
+        answers = self.expected_users(users, session.spec.nodes) * main.rounds
+        session.warn_if_infeasible(noise, answers, summed=f"the sum of all {main.rounds} rounds")
 
-    def kept(self, made: Promise) -> dict[str, Any]:
+    def invariants(self, made: PrivacyPlan) -> dict[str, Any]:
         """What must not change while a run lasts, beside its promise."""
         kept: dict[str, Any] = {
             "turns": "users" if self.schedule.get("cycle") else f"nodes {made.main.cycle}"
@@ -294,10 +297,10 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
             arrays,
             model=Layout.of(arrays).digest(),
             rounds=rounds,
-            users=session.terms.users,
+            users=session.spec.users,
             options={**app_options(config, "train_config"), ORDER: json.dumps(list(arrays))},
-            noise_multiplier=session.promise.main.equivalent,
-            nodes=session.terms.nodes,
+            noise_multiplier=session.privacy_plan.main.equivalent,
+            nodes=session.spec.nodes,
         )
         run = session.folder
         self.attach(run)

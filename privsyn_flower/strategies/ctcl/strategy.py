@@ -21,7 +21,7 @@ from privsyn_flower.arrays import F64, I64
 from privsyn_flower.config import ExpandConfig, FtrlConfig, TrainingConfig
 from privsyn_flower.config.section import checked
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
-from privsyn_flower.privacy.promise import Phase, Promise
+from privsyn_flower.privacy.plan import Phase, PrivacyPlan
 from privsyn_flower.progress import silent
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
@@ -75,7 +75,7 @@ def ctcl_phases(
     nodes: int = 0,
     noise_multiplier: float = 0.0,
 ) -> list[Phase]:
-    """The histogram, then the rounds, under one promise (`privacy.promise`).
+    """The histogram, then the rounds, under one promise (`privacy.plan`).
 
     The histogram asks everybody, once, whoever the rounds draw: coins would blur what is asked a
     single time and bring it little. One failed attempt of it is paid for where the rounds have
@@ -302,19 +302,19 @@ class CTCL(SynthesisStrategy):
             note_samples(run, len(texts))
         return replace(result, texts=texts)
 
-    def said(self) -> dict[str, Any]:
+    def statement_fields(self) -> dict[str, Any]:
         """What else the statement says."""
         return {"adaptive_clipping": self.trainer.clipping is not None}
 
-    def kept(self, made: Promise) -> dict[str, Any]:
+    def invariants(self, made: PrivacyPlan) -> dict[str, Any]:
         """What must not change while a run lasts, beside its promise."""
-        return self.trainer.kept(made)
+        return self.trainer.invariants(made)
 
     def ready(self, session: Session) -> None:
         """Make the fine-tuning ready for `start`; warns of numbers that cannot give much."""
-        main, terms = session.promise.main, session.terms
+        main, terms = session.privacy_plan.main, session.spec
         self.begin(users=terms.users, nodes=terms.nodes, noise_multiplier=main.equivalent)
-        self.trainer.doubt(session)
+        self.trainer.warn_if_infeasible(session)
         self.attach(session.folder)
 
     def prepare(self, session: Session) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
-from privsyn_flower.privacy.promise import ROUNDS, Phase
+from privsyn_flower.privacy.plan import ROUNDS, Phase
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 
 

@@ -11,7 +11,7 @@ from privsyn_flower.privacy.correlated import (
     Participation,
     factorization,
 )
-from privsyn_flower.privacy.promise import ROUNDS, Phase
+from privsyn_flower.privacy.plan import ROUNDS, Phase
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 
 

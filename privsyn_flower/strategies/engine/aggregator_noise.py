@@ -86,7 +86,7 @@ class AggregatorNoise:
         return self.factorization.name
 
     @property
-    def promise(self) -> str:
+    def binding(self) -> str:
         """What the run's noise is made for, beside the factorization; public."""
         apart = self.participation.min_separation
         return f"z {self.z!r} min-separation {apart} max-participations {self.participations}"
@@ -284,7 +284,7 @@ class AggregatorNoise:
         """Raises ValueError on another length, or other settings, than the run began with."""
         length = encoded_length(query)
         if self._stream is None:
-            self._stream = self.factorization.stream(self._opened(), length, promise=self.promise)
+            self._stream = self.factorization.stream(self._opened(), length, binding=self.binding)
         if self._stream.length != length:
             raise ValueError(
                 f"the question has length = {length}, the noise of this run {self._stream.length}: "

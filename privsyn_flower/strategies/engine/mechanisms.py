@@ -31,7 +31,7 @@ class Mechanism(Protocol):
         """The aggregator has sums without noise, and is trusted to give none away."""
 
     @property
-    def promise(self) -> str:
+    def binding(self) -> str:
         """What its size and use are; a run keeps to the first one. Public."""
 
     def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
@@ -82,7 +82,7 @@ class NodeNoise:
 
     name = "nodes"
     trusted = False
-    promise = "of the nodes"
+    binding = "of the nodes"
 
     def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
         """Nothing to prepare: the nodes draw their noise when they answer."""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from privsyn_flower.evaluation.verdict import verdict
-from privsyn_flower.privacy.promise import ROUNDS, Promise
+from privsyn_flower.privacy.plan import ROUNDS, PrivacyPlan
 from privsyn_flower.runs import RunFolder, write_json
 from privsyn_flower.strategies.engine.callbacks import RunStart
 from privsyn_flower.strategies.engine.record import write_form
@@ -41,8 +41,8 @@ def observed(session: Session, method: str) -> AbstractContextManager[dict[str, 
     facts = {
         **session.known(),
         "method": method,
-        "nodes": session.terms.nodes,
-        "rounds_planned": session.promise.main.rounds,
+        "nodes": session.spec.nodes,
+        "rounds_planned": session.privacy_plan.main.rounds,
     }
     return session.callbacks.run(run_start(session.folder, facts))
 
@@ -66,16 +66,16 @@ def of_rounds(folder: RunFolder, done: int, planned: int, ended_early: str) -> d
 
 def judged(
     folder: RunFolder,
-    promise: Promise,
+    privacy_plan: PrivacyPlan,
     rows: Sequence[Mapping[str, Any]],
     figures: Mapping[str, Any],
     what: str,
 ) -> dict[str, Any]:
     """The verdict of all that was released. rows: of the rounds. figures, what: as of `verdict`."""
-    correlation = promise.main.correlation
+    correlation = privacy_plan.main.correlation
     independent = correlation is None or correlation.name == "independent"
     found = verdict(rows, figures, what=what, independent=independent)
-    for phase in promise.phases:
+    for phase in privacy_plan.phases:
         if phase.name != ROUNDS and not phase.evaluates:
             beside = RunFolder(folder.path / "evaluations" / phase.name).metrics()
             told = verdict(beside, {}, what=phase.name, independent=True)
@@ -95,16 +95,16 @@ def write_summary(
     seconds = round(sum(float(row.get("seconds", 0.0)) for row in folder.metrics()), 1)
     total = ledger.header.total_epsilon
     what = next((charge.query for charge in ledger.charges(run=run_id(folder))), "answers")
-    found = judged(folder, session.promise, folder.metrics(), {}, what)
+    found = judged(folder, session.privacy_plan, folder.metrics(), {}, what)
     for sentence in found["sentences"]:
         logger.info("verdict: %s", sentence)
     summary = {
         **session.known(),
         "method": method,
         "dataset": OWN_DATA,
-        **of_rounds(folder, done, session.promise.main.rounds, engine.ended_early),
+        **of_rounds(folder, done, session.privacy_plan.main.rounds, engine.ended_early),
         "participations_per_user": min(done, statement.most_participations),
-        "privacy_curve": session.promise.curve,
+        "privacy_curve": session.privacy_plan.curve,
         "epsilon_ledger": ledger.spent_epsilon(delta=None if total else statement.delta),
         "epsilon_ledger_total": total,
         "synthetic_samples": samples,

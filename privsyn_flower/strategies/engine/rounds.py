@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from privsyn_flower.arrays import F64
 from privsyn_flower.evaluation.signal import excess_of
 from privsyn_flower.privacy.ledger import BudgetExceeded, Charge, Ledger, LedgerError
-from privsyn_flower.privacy.promise import ROUNDS
+from privsyn_flower.privacy.plan import ROUNDS
 from privsyn_flower.privacy.release import TooFewSurvivors, release
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.progress import Progress, silent

@@ -1,6 +1,6 @@
 """One run between its promise and its rounds: the same steps for `start` and for `privsyn run`.
 
-The promise (`privacy.promise`) says what a run costs; here it meets the federation's public numbers
+The promise (`privacy.plan`) says what a run costs; here it meets the federation's public numbers
 and the run folder: the plan of each phase's rounds, who adds their noise, the sentence, the ledger,
 and what a run that goes on must find as it was.
 """
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from flwr.serverapp import Grid
 
 from privsyn_flower.files import ledger_folder
-from privsyn_flower.privacy.accounting.feasibility import doubts
+from privsyn_flower.privacy.accounting.feasibility import infeasibilities
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.plan import Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import statement_of
-from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
@@ -45,7 +45,7 @@ from privsyn_flower.strategies.engine.run_ledger import (
 if TYPE_CHECKING:
     from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 
-PROMISED = "promised"  # name of the value in the run folder
+INVARIANTS = "promised"  # name of the value in the run folder
 ARGUMENTS = "arguments"  # another: of its first start
 FAILED = "failed"  # why a question gave nothing, in its folder: it is not asked again
 
@@ -53,7 +53,7 @@ logger = logging.getLogger("flwr")  # the log that Flower shows in every app
 
 
 @dataclass(frozen=True)
-class Terms:
+class FederationSpec:
     """A federation's public numbers, and where its ledger is; the guarantee rests on the first
     four. Names as in `RoundPlan`, and of the keys in docs/configuration.md."""
 
@@ -84,11 +84,11 @@ class Session:
 
     grid: Grid
     folder: RunFolder
-    promise: Promise
-    terms: Terms
+    privacy_plan: PrivacyPlan
+    spec: FederationSpec
     aggregation: Aggregation
-    said: Mapping[str, Any] = field(default_factory=dict)
-    kept: Mapping[str, Any] = field(default_factory=dict)
+    statement_fields: Mapping[str, Any] = field(default_factory=dict)
+    invariants: Mapping[str, Any] = field(default_factory=dict)
     keys: Path | None = None
     greeting: str = ""
     progress: Progress = silent
@@ -98,23 +98,23 @@ class Session:
     def __post_init__(self) -> None:
         """Raises ValueError when no cohort could ever carry the guaranteed noise."""
         self.statement = statement_of(
-            self.promise,
-            min_surviving_weight=self.terms.min_surviving_weight,
-            colluding_weight=self.terms.colluding_weight,
+            self.privacy_plan,
+            min_surviving_weight=self.spec.min_surviving_weight,
+            colluding_weight=self.spec.colluding_weight,
             aggregation=self.aggregation.name,
-            keys=self.terms.node_keys,
-            ledger_scope=ledger_scope(self.terms.population_name),
-            **self.said,
+            keys=self.spec.node_keys,
+            ledger_scope=ledger_scope(self.spec.population_name),
+            **self.statement_fields,
         )
 
-    def doubt(self, noise: float, answers: float, **words: str) -> None:
-        """Warn, in Flower's log, of numbers that cannot give much; arguments as of `doubts`."""
-        epsilon, delta, users = self.promise.target, self.promise.delta, self.terms.users
-        for doubt in doubts(
+    def warn_if_infeasible(self, noise: float, answers: float, **words: str) -> None:
+        """Warn, in Flower's log, of numbers that cannot give much; arguments: `infeasibilities`."""
+        epsilon, delta, users = self.privacy_plan.target, self.privacy_plan.delta, self.spec.users
+        for infeasibility in infeasibilities(
             epsilon=epsilon, delta=delta, users=users, noise=noise, answers=answers, key="users",
             **words,
         ):  # fmt: skip
-            logger.warning("%s", doubt.text)
+            logger.warning("%s", infeasibility.text)
 
     def write_statement(self) -> None:
         """The whole of it, as the run folder's privacy.md and privacy.yaml."""
@@ -122,22 +122,22 @@ class Session:
 
     def known(self) -> dict[str, Any]:
         """What is known of a run before anything is asked: its code, users and claim."""
-        return {**code(), "users": self.terms.users, **claim_record(self.statement)}
+        return {**code(), "users": self.spec.users, **claim_record(self.statement)}
 
     def plan(self, phase: Phase | None = None) -> RoundPlan:
         """The public numbers of a phase's rounds; of the main one when none is named."""
-        terms = {
+        spec = {
             key: value
-            for key, value in asdict(self.terms).items()
+            for key, value in asdict(self.spec).items()
             if key not in ("node_keys", "ledger", "population_name")
         }
-        terms |= {"greeting": self.greeting} if self.greeting else {}
-        numbers = self.promise.round_numbers(phase or self.promise.main)
-        return RoundPlan(run=run_id(self.folder), **terms, **numbers)
+        spec |= {"greeting": self.greeting} if self.greeting else {}
+        numbers = self.privacy_plan.round_numbers(phase or self.privacy_plan.main)
+        return RoundPlan(run=run_id(self.folder), **spec, **numbers)
 
     def mechanism(self, phase: Phase | None = None, name: str = "") -> Mechanism:
         """Who adds the noise of a phase. name: of one question beside the rounds."""
-        phase, run = phase or self.promise.main, run_id(self.folder)
+        phase, run = phase or self.privacy_plan.main, run_id(self.folder)
         if phase.source == "nodes":
             return NodeNoise()
         keys = self.keys or noise_key_folder()
@@ -152,12 +152,12 @@ class Session:
         self._changes = changes(before, self.arguments)
         if self._changes and forget_unasked(self.folder):
             self._changes = []
-        check_promise(self.folder, self._promised())
+        check_invariants(self.folder, self._invariants())
         self.ledger = open_ledger(
             self.folder,
-            ledger=self.terms.ledger,
-            population_name=self.terms.population_name,
-            **self.promise.ledger_terms(simulation=self.terms.seeded_noise),
+            ledger=self.spec.ledger,
+            population_name=self.spec.population_name,
+            **self.privacy_plan.ledger_terms(simulation=self.spec.seeded_noise),
         )
         if self.arguments and self.folder.load_value(ARGUMENTS) is None:
             self.folder.save_value(ARGUMENTS, dict(self.arguments))
@@ -166,7 +166,7 @@ class Session:
 
     def rounds(self, strategy: Method) -> Rounds:
         """The engine for the main phase's rounds; inside `begun`. The promise is kept from here."""
-        self._keep_promise()
+        self._save_invariants()
         plan = self.plan()
         plan = replace(plan, spare_rounds=max(0, plan.spare_rounds - self._borrowed()))
         return Rounds(
@@ -179,7 +179,7 @@ class Session:
             self.progress,
             self.mechanism(),
             self.callbacks,
-            self.promise.main.name,
+            self.privacy_plan.main.name,
         )
 
     @contextmanager
@@ -244,12 +244,12 @@ class Session:
         beside other questions that gave nothing is given up: NoRelease, now and always. Raises
         ValueError for one more than is paid for, and when NAME was another question.
         """
-        paid, name = self.promise[phase], name or phase
+        paid, name = self.privacy_plan[phase], name or phase
         if Path(name).name != name or name == "..":
             raise ValueError(f"{name!r} must be the name of a folder, of one part")
         if len(self.asked(phase) - {name}) >= paid.rounds:
             raise ValueError(f"{name}: the run has paid for {paid.rounds} of {phase!r}, all begun")
-        self._keep_promise()
+        self._save_invariants()
         own = RunFolder(self.folder.path / "evaluations" / name)
         if own.load_value("asked") not in (None, question.digest()):
             raise ValueError(
@@ -311,7 +311,7 @@ class Session:
 
     def _beside(self, paid: Phase) -> bool:
         """Whether it only measures what the run is about."""
-        return paid.evaluates and paid is not self.promise.main
+        return paid.evaluates and paid is not self.privacy_plan.main
 
     def asked(self, phase: str) -> set[str]:
         """Names of the questions of a phase that were begun; of any, when the folder is gone."""
@@ -327,7 +327,7 @@ class Session:
         """Attempts that may fail of a question after the rounds: what they, and the questions
         beside them but for `name`, have left of theirs, which is paid for. None of a trusted
         aggregator, whose failed attempts cost nothing."""
-        main = self.promise.main
+        main = self.privacy_plan.main
         if main.source == "aggregator":
             return 0
         charges = self.ledger.charges(run=run_id(self.folder))
@@ -336,10 +336,10 @@ class Session:
 
     def _borrowed(self, without: str = "") -> int:
         """Spare attempts of the rounds that questions beside them, but for one, have used."""
-        if self.promise.main.source == "aggregator":
+        if self.privacy_plan.main.source == "aggregator":
             return 0
         used = 0
-        for phase in self.promise.phases:
+        for phase in self.privacy_plan.phases:
             names = self.asked(phase.name) - {without}
             used += max(0, self._failed(names) - phase.spare) if phase.evaluates else 0
         return used
@@ -355,25 +355,25 @@ class Session:
         charges = (charge for charge in self.ledger.charges() if charge.state != "void")
         return Counter(c.run.removeprefix(run) for c in charges if c.run.startswith(run))
 
-    def _keep_promise(self) -> None:
-        if self.folder.load_value(PROMISED) is None:
-            self.folder.save_value(PROMISED, self._promised())
+    def _save_invariants(self) -> None:
+        if self.folder.load_value(INVARIANTS) is None:
+            self.folder.save_value(INVARIANTS, self._invariants())
 
-    def _promised(self) -> dict[str, Any]:
+    def _invariants(self) -> dict[str, Any]:
         """What must not change while a run of any method lasts, as JSON has it."""
-        promised = asdict(self.statement)
-        del promised["simulated"], promised["cluster"]  # known when the nodes have answered
-        del promised["data"], promised["changed"]  # words of the sentence
-        promised["epsilon"] = self.promise.target  # what it comes to is the accountant's last digit
-        del promised["rho_zcdp"]  # follows from the noise, which is promised
+        invariants = asdict(self.statement)
+        del invariants["simulated"], invariants["cluster"]  # known when the nodes have answered
+        del invariants["data"], invariants["changed"]  # words of the sentence
+        invariants["epsilon"] = self.privacy_plan.target  # the spent one is the accountant's digit
+        del invariants["rho_zcdp"]  # follows from the noise, which is promised
         for name in ("others", "chooses_text"):
-            if not promised[name]:  # runs that were begun before there was such a thing go on
-                del promised[name]
+            if not invariants[name]:  # runs that were begun before there was such a thing go on
+                del invariants[name]
         plan, mechanism = self.plan(), self.mechanism()
-        promised |= {"users": plan.users, "cohort_nodes": plan.cohort_nodes}
-        promised |= {"population_name": self.terms.population_name, "noise": mechanism.promise}
-        promised |= self.kept
-        as_stored: dict[str, Any] = json.loads(json.dumps(promised))
+        invariants |= {"users": plan.users, "cohort_nodes": plan.cohort_nodes}
+        invariants |= {"population_name": self.spec.population_name, "noise": mechanism.binding}
+        invariants |= self.invariants
+        as_stored: dict[str, Any] = json.loads(json.dumps(invariants))
         return as_stored
 
 
@@ -398,21 +398,21 @@ def trusted_noise(phase: Phase, keys: Path = Path(), run: str = "") -> Aggregato
 MEASURED = {"benchmark", "rival"}  # words of the sentence on what was measured of a result
 
 
-def check_promise(run: RunFolder, promised: Mapping[str, Any]) -> None:
+def check_invariants(run: RunFolder, invariants: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the values, unless the run was begun with the same ones."""
-    stored = run.load_value(PROMISED)
+    stored = run.load_value(INVARIANTS)
     if stored is None:
         if run.has_rounds():
             raise ValueError(
-                f"{run.path} holds rounds, but checkpoints/{PROMISED}.json is missing, so nothing "
-                "says what their noise was made for: put it back, or start a new run in another "
-                "folder"
+                f"{run.path} holds rounds, but checkpoints/{INVARIANTS}.json is missing, so "
+                "nothing says what their noise was made for: put it back, or start a new run in "
+                "another folder"
             )
         return
     changed = [
-        f"{key} = {promised.get(key)!r} was {stored.get(key)!r}"
-        for key in sorted({*promised, *stored} - MEASURED)
-        if promised.get(key) != stored.get(key)
+        f"{key} = {invariants.get(key)!r} was {stored.get(key)!r}"
+        for key in sorted({*invariants, *stored} - MEASURED)
+        if invariants.get(key) != stored.get(key)
     ]
     if changed:
         raise ValueError(

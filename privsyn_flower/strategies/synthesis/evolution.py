@@ -19,7 +19,7 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import SEEDS, RunFolder, write_jsonl
 from privsyn_flower.strategies.engine.rounds import NothingSurvived
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
-from privsyn_flower.text.protocols import Embedder, Infiller
+from privsyn_flower.text.protocols import Embedder, Variation
 
 C = TypeVar("C", bound=EvolutionConfig)
 
@@ -46,7 +46,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
         initial: Sequence[str] | Mapping[str, Sequence[str]],
         *,
         embedder: Embedder,
-        infiller: Infiller | Mapping[str, Infiller],
+        variation: Variation | Mapping[str, Variation],
         rounds: int,
         config: C | None = None,
         samples_cap: int = 8,
@@ -56,7 +56,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
         self.config: C = config or self.defaults()
         self.rounds = rounds
         self.embedder = embedder
-        self.infiller = infiller
+        self.variation = variation
         self.samples_cap = samples_cap
         self.seed = seed
         self.progress = progress
@@ -205,14 +205,14 @@ class Evolution(SynthesisStrategy, Generic[C]):
 
     def _varied(self, texts: Sequence[str], classes: Ints, rng: np.random.Generator) -> list[str]:
         """Variations of texts of these classes, each by the infiller of its class if it has one."""
-        if not isinstance(self.infiller, Mapping):
-            return self.infiller.vary(texts, rng)
+        if not isinstance(self.variation, Mapping):
+            return self.variation.vary(texts, rng)
         found = list(texts)
         for number, label in enumerate(self.labels):
             places = np.flatnonzero(classes == number).tolist()
             if not places:
                 continue
-            varied = self.infiller[label].vary([texts[i] for i in places], rng)
+            varied = self.variation[label].vary([texts[i] for i in places], rng)
             for place, text in zip(places, varied, strict=True):
                 found[place] = text
         return found

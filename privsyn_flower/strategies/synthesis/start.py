@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 from flwr.serverapp import Grid
 
 from privsyn_flower.files import default_cache
-from privsyn_flower.privacy.planning import promise
-from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
+from privsyn_flower.privacy.plan import ROUNDS, Phase, PrivacyPlan
+from privsyn_flower.privacy.planning import plan_privacy
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
@@ -22,7 +22,7 @@ from privsyn_flower.strategies.engine.failure_reason import log_failure_reason
 from privsyn_flower.strategies.engine.node_failures import NODES, NodeFailures
 from privsyn_flower.strategies.engine.outcome import observed, write_summary
 from privsyn_flower.strategies.engine.rounds import Method
-from privsyn_flower.strategies.engine.session import Session, Terms
+from privsyn_flower.strategies.engine.session import FederationSpec, Session
 from privsyn_flower.text.prompts import LabelledText
 
 
@@ -64,18 +64,18 @@ class SynthesisStrategy(Arguments, Method):
         the run waits for."""
         return [Phase(ROUNDS, self.rounds, spare_rounds)]
 
-    def said(self) -> dict[str, Any]:
+    def statement_fields(self) -> dict[str, Any]:
         """What else the statement says (`PrivacyStatement`)."""
         return {}
 
-    def kept(self, made: Promise) -> dict[str, Any]:
+    def invariants(self, made: PrivacyPlan) -> dict[str, Any]:
         """What must not change while a run lasts, beside its promise."""
         return {}
 
     def ready(self, session: Session) -> None:
         """Before anything is asked: warn of numbers that cannot give much, attach files, and try
         the models."""
-        session.doubt(session.promise.main.equivalent, answers=session.terms.users)
+        session.warn_if_infeasible(session.privacy_plan.main.equivalent, answers=session.spec.users)
         self.attach(session.folder)
         state = session.folder.last_checkpoint()
         if state is None or state["round"] < self.rounds:
@@ -128,8 +128,8 @@ class SynthesisStrategy(Arguments, Method):
         callbacks: told of each question, release and round (docs/tracking.md).
         """
         phases = self.phases(spare_rounds, nodes=nodes)
-        made = promise(epsilon, delta, phases, ledger_epsilon=ledger_epsilon)
-        terms = Terms(
+        made = plan_privacy(epsilon, delta, phases, ledger_epsilon=ledger_epsilon)
+        spec = FederationSpec(
             users,
             min_surviving_weight,
             colluding_weight,
@@ -146,10 +146,10 @@ class SynthesisStrategy(Arguments, Method):
             grid,
             RunFolder(folder),
             made,
-            terms,
+            spec,
             aggregation or SecureAggregation(),
-            said=self.said(),
-            kept=self.kept(made),
+            statement_fields=self.statement_fields(),
+            invariants=self.invariants(made),
             keys=self.noise_keys,
             progress=progress,
             callbacks=Callbacks([failures, *callbacks]),

@@ -228,9 +228,9 @@ def test_scores_with_too_little_noise_are_caught(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("counted", [1000, 950], ids=["all users", "colluders too"])
 def test_noise_shared_among_more_than_w_min_is_caught(
-    monkeypatch: pytest.MonkeyPatch, counted: int
+    monkeypatch: pytest.MonkeyPatch, sampled: int
 ) -> None:
-    noise_with(monkeypatch, lambda draw, n, w, least, *rest: draw(n, w, counted, *rest))
+    noise_with(monkeypatch, lambda draw, n, w, least, *rest: draw(n, w, sampled, *rest))
     found = measured(colluding_weight=0.1)  # W_min is 850 of 1000
     assert found.contradiction and found.noise_variance_ratio < 0.97
 

@@ -38,7 +38,7 @@ from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.correlated.stream import Stream
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
 from privsyn_flower.privacy.correlated.trees import Tree
-from privsyn_flower.server_apps.promised import promised
+from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine.aggregation import ModularSum
 from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 
@@ -165,9 +165,9 @@ def test_a_separation_that_nodes_ignore_is_caught(monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """What was promised before is computed again, and not remembered."""
-    promised.cache_clear()
+    privacy_plan.cache_clear()
     yield
-    promised.cache_clear()
+    privacy_plan.cache_clear()
 
 
 @pytest.mark.usefixtures("forgotten")

@@ -64,7 +64,7 @@ def measured(trials: int = TRIALS, **changed: Any) -> Audit:
 
 def sampled_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
     """change(sample, count, rate) is how every node samples."""
-    sample = answers.coins
+    sample = answers.poisson_sample
     monkeypatch.setattr(answers, "coins", lambda count, rate: change(sample, count, rate))
 
 
@@ -342,7 +342,7 @@ def test_one_dependent_pair_is_found(rate: float) -> None:
 def test_the_rate_is_that_of_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever sampler a method's phase has: the configuration is not read a second time."""
     config = configured()
-    made = audit_settings.promised(config)
+    made = audit_settings.privacy_plan(config)
     half = replace(made.main, sampler=replace(made.main.sampler, rate=RATE / 2))
     other = replace(made, phases=(half, *made.phases[1:]))
     monkeypatch.setattr(audit_settings, "promised", lambda config: other)

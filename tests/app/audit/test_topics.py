@@ -14,7 +14,7 @@ from privsyn_flower.app.cli.main import app
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import gaussian_epsilon
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.server_apps.promised import promised
+from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from tests.app.audit.test_audit import TIGHT, TRIALS, noise_with, votes_with
 from tests.app.audit.test_audit import calm as calm  # a fixture
 
@@ -78,7 +78,7 @@ def test_the_command_measures_all_that_a_run_asks() -> None:
     assert result.exit_code == 0, result.output
     rounds, topics = map(json.loads, result.stdout.splitlines())
     assert (rounds["kind"], topics["kind"]) == ("update", "topics")
-    made = promised(RunConfig.from_flat(SETTINGS))
+    made = privacy_plan(RunConfig.from_flat(SETTINGS))
     assert rounds["noise_multiplier"] == made.main.multiplier
     assert topics["noise_multiplier"] == made["topics"].multiplier == 1.0
     wrong = CliRunner().invoke(app, [*command, "--kind", "votes"])

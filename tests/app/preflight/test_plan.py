@@ -28,7 +28,7 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.scores import shard_scores
 from privsyn_flower.queries.votes import shard_votes
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.promised import baseline, promised
+from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan
 from tests.app.preflight.test_preflight import place as place  # a fixture
 
 ROOT = Path(__file__).parents[3]
@@ -68,8 +68,8 @@ def test_every_paper_configuration_has_a_plan(path: Path, tmp_path: Path) -> Non
 
 
 def rounds_are_told(plan: Plan, told: dict[str, Any], text: str) -> None:
-    made, signal, device = promised(plan.config), plan.signal, told["device"]
-    assert plan.promise is made and signal is not None, "one accounting"
+    made, signal, device = privacy_plan(plan.config), plan.signal, told["device"]
+    assert plan.privacy_plan is made and signal is not None, "one accounting"
     assert told["privacy"]["epsilon"] == made.epsilon <= plan.config.epsilon
     assert told["privacy"]["releases"] >= plan.config.rounds
     assert told["signal"]["ratio"] == pytest.approx(signal.expected / signal.noise)
@@ -84,7 +84,7 @@ def rounds_are_told(plan: Plan, told: dict[str, Any], text: str) -> None:
 def nobody_is_asked(plan: Plan, told: dict[str, Any], text: str) -> None:
     claim = baseline(plan.config)
     assert claim is not None and plan.trust == claim.short()
-    assert (plan.promise, told["signal"], told["device"]) == (None, None, None)
+    assert (plan.privacy_plan, told["signal"], told["device"]) == (None, None, None)
     assert told["privacy"]["releases"] == 0 and told["privacy"]["phases"] == []
     known = claim.epsilon if math.isfinite(claim.epsilon) else None
     assert told["privacy"]["epsilon"] == known

@@ -31,7 +31,7 @@ from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps import readiness
-from privsyn_flower.server_apps.promised import promised
+from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine.session import trusted_noise
 from tests.conftest import config_ledger, sentences
 
@@ -458,11 +458,11 @@ POISSON = ("sampler=poisson", "sampling-rate=0.5", "population-name=phones", "ep
 def test_a_ledger_of_a_plan_counts_releases(place: Path, run: Run, spent: int, room: int) -> None:
     config = load_config(place / "run.toml", chosen(*POISSON))
     ledger = config_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
-    assert ledger.header.plan == ((promised(config).main.multiplier, 0.5, 9),)
+    assert ledger.header.plan == ((privacy_plan(config).main.multiplier, 0.5, 9),)
     for number in range(spent):
         ledger.reserve(
             run="earlier", query="votes", round=number, attempt=1, sampling_rate=0.5,
-            noise_multiplier=promised(config).main.multiplier,
+            noise_multiplier=privacy_plan(config).main.multiplier,
         )  # fmt: skip
     result = run(*POISSON)
     if room == 8:
@@ -483,7 +483,7 @@ def test_a_larger_total_of_a_plan_has_room_for_more_runs(place: Path, run: Run) 
     assert ledger.header.plan is not None
     [kind] = ledger.header.plan
     assert kind.releases > 27
-    charge = {"noise_multiplier": promised(config).main.multiplier, "sampling_rate": 0.5}
+    charge = {"noise_multiplier": privacy_plan(config).main.multiplier, "sampling_rate": 0.5}
     for number in range(kind.releases - 8):
         ledger.reserve(run="earlier", query="votes", round=number, attempt=1, **charge)  # type: ignore[arg-type]
     assert run(*settings).stderr == ""
@@ -500,7 +500,7 @@ def test_correlated_noise_is_compared_with_its_own_charges(place: Path, run: Run
     ledger = config_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
     arguments = [f"{key}={value}" for key, value in settings.items()]
     assert run(*arguments).exit_code == 0
-    for number, z in enumerate(trusted_noise(promised(config).main).charged()):
+    for number, z in enumerate(trusted_noise(privacy_plan(config).main).charged()):
         ledger.reserve(run="earlier", query="update", round=number, attempt=1, noise_multiplier=z)
         if number == 3:
             [line] = warnings(run(*arguments, "run-folder=other"))
@@ -599,7 +599,7 @@ def test_releases_between_the_rounds_are_no_rounds(tmp_path: Path) -> None:
         "rounds": 6, "ftrl.min-separation": 2, "training.evaluate-rounds": "0,2,4",
     }  # fmt: skip
     config = RunConfig.from_flat(values)
-    rounds, evaluations = promised(config).phases
+    rounds, evaluations = privacy_plan(config).phases
     for place in ("releases/round-0001", "releases/round-0002", "releases/round-0003"):
         RunFolder(tmp_path).save_release(int(place[-4:]), np.zeros(3))
     for name in ("evaluation-0000", "evaluation-0002"):

@@ -16,7 +16,7 @@ from privsyn_flower.app.report.guarantee import claim_of
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_least
-from privsyn_flower.server_apps.promised import baseline, statement
+from privsyn_flower.server_apps.privacy_plan import baseline, statement
 
 ROOT = Path(__file__).resolve().parents[3]
 ITEMS = ["1 ", "2a ", "2b ", "2c ", "2d ", "3a ", "3b ", "3c ", "3d "]
@@ -105,8 +105,8 @@ def test_noise_of_each_kind_of_question() -> None:
         "In 2 releases of 'topics', the nodes' noise is at least 1 times the bound." in items["3b"]
     )
     drawn = {"sampler": "poisson", "sampling-rate": 0.5, "ctcl.histogram-multiplier": 3.0}
-    coins = of(**ctcl, **drawn)
-    assert "of probability 0.5 (the rounds), decides" in coins["3b"]
+    poisson_sample = of(**ctcl, **drawn)
+    assert "of probability 0.5 (the rounds), decides" in poisson_sample["3b"]
     measured = of(**AGGREGATOR, **{"training.evaluate": True})
     assert "), and in each evaluation." in measured["3b"]
 

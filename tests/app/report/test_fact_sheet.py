@@ -17,7 +17,7 @@ from privsyn_flower.app.report.registry import record
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.wording import CARRIED, delta_at_most
-from privsyn_flower.server_apps.promised import baseline, promised, statement
+from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan, statement
 from privsyn_flower.server_apps.public_text import carried_by
 from privsyn_flower.strategies.engine.record import claim_record, code, commit, digest
 from tests.app.report.test_registry import RUNS, known
@@ -63,7 +63,7 @@ def test_the_promise_by_who_is_trusted() -> None:
 
 
 def test_measures_and_the_curve() -> None:
-    made = promised(RunConfig())
+    made = privacy_plan(RunConfig())
     summary = known({}, privacy_curve=made.curve)
     assert curve(summary) == made.curve and curve(known({})) == []
     told = of(privacy_curve=made.curve)["variants"]

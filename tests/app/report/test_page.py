@@ -22,10 +22,10 @@ from privsyn_flower.app.report.html.parts import MOST_ROWS
 from privsyn_flower.app.report.html.settings import value_text
 from privsyn_flower.app.report.page import page, write_page
 from privsyn_flower.app.report.places import HIDDEN
-from privsyn_flower.app.report.summaries import DISTRIBUTED, TRUSTED, UNASKED, ReportError
+from privsyn_flower.app.report.summaries import DISTRIBUTED, NO_QUERIES, TRUSTED, ReportError
 from privsyn_flower.config import RunConfig
 from privsyn_flower.runs import RunFolder, write_json, write_jsonl
-from privsyn_flower.server_apps.promised import statement
+from privsyn_flower.server_apps.privacy_plan import statement
 from tests.app.report.pages import HOSTILE, benchmark, charged, metrics, run_folder, topical
 from tests.app.report.test_tables import CENTRAL, SECURE, summary
 
@@ -387,7 +387,7 @@ def test_several_runs_by_trust(tmp_path: Path) -> None:
         run_folder(tmp_path / "four", method="public-only", threat_model="nobody was asked"),
     ]
     found = read(page(folders))
-    places = [found.text.rindex(title) for title in (DISTRIBUTED, TRUSTED, UNASKED)]
+    places = [found.text.rindex(title) for title in (DISTRIBUTED, TRUSTED, NO_QUERIES)]
     assert places == sorted(places)
     for said in ("4 runs compared", "users differs: 1000, 5", "one/run", "two/run", "rounds"):
         assert said in found.text

@@ -25,7 +25,7 @@ from privsyn_flower.app.report.registry import (
 )
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.server_apps.promised import baseline, statement
+from privsyn_flower.server_apps.privacy_plan import baseline, statement
 from privsyn_flower.strategies.engine.record import claim_record, write_statement
 from tests.app.report.records import deployment_of, faults, validator
 

@@ -154,7 +154,7 @@ def _cell(
 def price(config: RunConfig) -> str:
     """Epsilon and noise of a run. Raises ConfigError, or ValueError, where it cannot have them."""
     from privsyn_flower.server_apps.methods import recipe_of
-    from privsyn_flower.server_apps.promised import statement
+    from privsyn_flower.server_apps.privacy_plan import statement
 
     if not recipe_of(config).phases(config):
         return "asks no user anything"

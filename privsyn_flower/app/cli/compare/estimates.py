@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.app.cli.compare.cells import Outcome
-from privsyn_flower.app.report.summaries import NONE, UNASKED, trust_of
+from privsyn_flower.app.report.summaries import NO_QUERIES, NONE, trust_of
 from privsyn_flower.app.report.tables import ALIKE_BENCHMARK
 from privsyn_flower.arrays import F64
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
@@ -57,7 +57,7 @@ class Line:
     def trust(self) -> str:
         """The table that it belongs to."""
         if self.reference:
-            return NONE if self.reference == "private" else UNASKED
+            return NONE if self.reference == "private" else NO_QUERIES
         return trust_of(self.runs[0].summary or {})
 
     @property

@@ -21,12 +21,12 @@ from privsyn_flower.app.cli.compare.estimates import (
     crossings,
     estimate,
 )
-from privsyn_flower.app.report.summaries import DISTRIBUTED, LOCAL, NONE, TRUSTED, UNASKED
+from privsyn_flower.app.report.summaries import DISTRIBUTED, LOCAL, NO_QUERIES, NONE, TRUSTED
 from privsyn_flower.app.report.tables import COLUMNS
 from privsyn_flower.config.grid import GridConfig, Point
 
 DIGITS = {"accuracy": 4, "macro_f1": 4, "loss": 3}
-ORDER = (DISTRIBUTED, TRUSTED, LOCAL, UNASKED, NONE)
+ORDER = (DISTRIBUTED, TRUSTED, LOCAL, NO_QUERIES, NONE)
 COVERED = (
     "Accuracy and loss are measured with private and held-out text and not covered by epsilon. "
     "Each epsilon covers its one run: choosing among runs on the same users costs more, which no "

@@ -18,7 +18,7 @@ from privsyn_flower.app.report.publishing.product import (
     PublishError,
     size_category,
 )
-from privsyn_flower.app.report.summaries import UNASKED, Summary, benchmark_lines, trust_of
+from privsyn_flower.app.report.summaries import NO_QUERIES, Summary, benchmark_lines, trust_of
 from privsyn_flower.app.report.tables import interval
 from privsyn_flower.config.schema import METHODS
 from privsyn_flower.privacy.wording import at_most
@@ -59,7 +59,7 @@ def card(product: Product, facts: Facts) -> str:
     kind = f"{_kind(summary).capitalize()} text" if product.kind == "text" else "A model"
     title = f"{kind} of {method_of(summary)}"
     # None can be made of a summary of a version that noted no claim.
-    asked = trust_of(summary) != UNASKED and "claim" in summary
+    asked = trust_of(summary) != NO_QUERIES and "claim" in summary
     made: str = (
         text_environment()
         .get_template("card.md")

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from privsyn_flower.app.report.guarantee import claim_of
 from privsyn_flower.app.report.summaries import (
+    NO_QUERIES,
     NONE,
-    UNASKED,
     ReportError,
     Summary,
     read_summary,
@@ -52,7 +52,7 @@ class Product:
     @property
     def private(self) -> bool:
         """Whether differential privacy is claimed for something private."""
-        return not self.unclaimed and trust_of(self.summary) != UNASKED
+        return not self.unclaimed and trust_of(self.summary) != NO_QUERIES
 
 
 def read_product(run: Path, *, model: bool = False, anyway: bool = False) -> Product:

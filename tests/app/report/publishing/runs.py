@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from privsyn_flower.app.report.registry import write_record
 from privsyn_flower.config import RunConfig, to_toml
 from privsyn_flower.files import file_digest
-from privsyn_flower.server_apps.promised import baseline, statement
+from privsyn_flower.server_apps.privacy_plan import baseline, statement
 
 SECRET = "what-nobody-may-read"  # in every file that must not be copied
 FIGURE = 0.87654  # of the benchmark, and of nothing else

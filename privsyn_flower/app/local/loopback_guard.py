@@ -52,7 +52,7 @@ def command(name: str, python: str = sys.executable) -> list[str]:
     """How to start one of Flower's servers for this account alone, where that can be."""
     if not can_tell():
         return [name]
-    return [python, "-P", "-m", "privsyn_flower.app.local.own_account", name]
+    return [python, "-P", "-m", "privsyn_flower.app.local.loopback_guard", name]
 
 
 def account_of(here: Address, there: Address, state: str = ESTABLISHED) -> int | None:

@@ -9,16 +9,16 @@ from typing import Any, Literal
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline, PublicAlone
-from privsyn_flower.privacy.planning import PromiseError, promise, statement_of
-from privsyn_flower.privacy.promise import Promise
+from privsyn_flower.privacy.plan import PrivacyPlan
+from privsyn_flower.privacy.planning import PrivacyPlanError, plan_privacy, statement_of
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import carried_by, is_deployment
 from privsyn_flower.strategies.engine.run_ledger import ledger_scope
-from privsyn_flower.strategies.engine.session import Terms, in_cluster
+from privsyn_flower.strategies.engine.session import FederationSpec, in_cluster
 
 
 @functools.lru_cache(maxsize=16)  # with sampling, or coefficients to optimise, it takes seconds
-def promised(config: RunConfig, *, checked: bool = True) -> Promise:
+def privacy_plan(config: RunConfig, *, checked: bool = True) -> PrivacyPlan:
     """What the run promises, made of its configuration and nothing else.
 
     checked: False to see what a noise-multiplier costs that is too small. Raises ConfigError for
@@ -30,20 +30,20 @@ def promised(config: RunConfig, *, checked: bool = True) -> Promise:
             f"method = {config.method!r} asks no user anything: it has no rounds and no noise"
         )
     try:
-        return promise(
+        return plan_privacy(
             config.epsilon,
             config.delta,
             phases,
             ledger_epsilon=config.ledger_epsilon,
             checked=checked,
         )
-    except PromiseError as error:
+    except PrivacyPlanError as error:
         raise ConfigError(str(error)) from None
 
 
-def terms(config: RunConfig) -> Terms:
+def federation_spec(config: RunConfig) -> FederationSpec:
     """The federation's public numbers."""
-    return Terms(
+    return FederationSpec(
         config.data.users,
         config.min_surviving_weight,
         config.colluding_weight,
@@ -60,7 +60,7 @@ def terms(config: RunConfig) -> Terms:
     )
 
 
-def said(config: RunConfig) -> dict[str, Any]:
+def statement_fields(config: RunConfig) -> dict[str, Any]:
     """What the sentence says of the configuration beside the promise."""
     simulated = not is_deployment(config)
     return {
@@ -70,11 +70,11 @@ def said(config: RunConfig) -> dict[str, Any]:
         "simulation_seeded": config.simulation_seeded_noise,
         "benchmark": config.benchmark,
         "rival": config.benchmark and bool(config.evaluation.rival),
-        **recipe_of(config).said(config),
+        **recipe_of(config).statement_fields(config),
     }
 
 
-def kept(config: RunConfig) -> dict[str, Any]:
+def invariants(config: RunConfig) -> dict[str, Any]:
     """What must not change while a run lasts, and its promise does not say: which rounds are
     measured, where it says how many."""
     rounds = config.training.evaluated_rounds
@@ -98,19 +98,19 @@ def statement(config: RunConfig, *, checked: bool = True) -> PrivacyStatement:
     """What a run with rounds claims, for the guaranteed noise and all releases that are paid
     for. Raises ConfigError for one without (`baseline`)."""
     return statement_of(
-        promised(config, checked=checked),
+        privacy_plan(config, checked=checked),
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,
         aggregation=config.aggregation,
         keys=config.node_keys,
         ledger_scope=ledger_scope(config.population_name),
-        **said(config),
+        **statement_fields(config),
     )
 
 
 def ledger_terms(config: RunConfig) -> dict[str, Any]:
     """What the run's ledger is made with, or must have been made with (`Ledger.open`)."""
-    return promised(config).ledger_terms(simulation=config.simulation_seeded_noise)
+    return privacy_plan(config).ledger_terms(simulation=config.simulation_seeded_noise)
 
 
 def _split(config: RunConfig) -> Literal["own", "private", "unknown"]:

@@ -15,11 +15,11 @@ import pytest
 import uvicorn
 
 from privsyn_flower.app.cli import run as cli_run
-from privsyn_flower.app.local import own_account
+from privsyn_flower.app.local import loopback_guard
 from privsyn_flower.app.local.simulation import LocalFlower, private_ray, ray_folder, users_cluster
 from tests.strangers import NOBODY, descendants, listeners, spoken_to
 
-pytestmark = pytest.mark.skipif(not own_account.can_tell(), reason="only Linux has the table")
+pytestmark = pytest.mark.skipif(not loopback_guard.can_tell(), reason="only Linux has the table")
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -46,7 +46,7 @@ def guarded() -> Iterator[int]:
     class Config(uvicorn.Config):
         pass
 
-    own_account.guard(Config)
+    loopback_guard.guard(Config)
     yield from serve(Config)
 
 
@@ -60,25 +60,25 @@ def test_the_table_names_the_account_at_the_other_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = server.getsockname()
         anyone = ("0.0.0.0", 0)
-        assert own_account.account_of(here, anyone, own_account.LISTENING) == os.getuid()
+        assert loopback_guard.account_of(here, anyone, loopback_guard.LISTENING) == os.getuid()
         with socket.create_connection(here) as client:
             there = client.getsockname()
-            assert own_account.account_of(there, here) == os.getuid()
+            assert loopback_guard.account_of(there, here) == os.getuid()
             server.accept()[0].close()
-        assert own_account.account_of(there, here) is None
-    assert own_account.account_of(here, anyone, own_account.LISTENING) is None
+        assert loopback_guard.account_of(there, here) is None
+    assert loopback_guard.account_of(here, anyone, loopback_guard.LISTENING) is None
 
 
 def test_the_own_account_is_served(guarded: int) -> None:
     assert b"come in" in spoken_to(guarded)
-    assert own_account.answers(guarded)
+    assert loopback_guard.answers(guarded)
 
 
 @pytest.mark.parametrize("account", [os.getuid() + 1, None])
 def test_another_account_and_an_unknown_one_are_hung_up_on(
     guarded: int, account: int | None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(own_account, "account_of", lambda there, here: account)
+    monkeypatch.setattr(loopback_guard, "account_of", lambda there, here: account)
     assert spoken_to(guarded) == b""
     assert f"hung up on account {account}" in capsys.readouterr().err
     monkeypatch.undo()
@@ -93,31 +93,31 @@ def test_a_real_stranger_is_hung_up_on(guarded: int, bare: int) -> None:
 
 def test_a_server_without_the_guard_counts_as_no_server(bare: int) -> None:
     assert b"come in" in spoken_to(bare)
-    assert not own_account.answers(bare)
+    assert not loopback_guard.answers(bare)
 
 
 def test_a_port_that_somebody_else_took_counts_as_no_server(
     guarded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = own_account.account_of
+    real = loopback_guard.account_of
 
-    def taken(here: Any, there: Any, state: str = own_account.ESTABLISHED) -> int | None:
-        return os.getuid() + 1 if state == own_account.LISTENING else real(here, there, state)
+    def taken(here: Any, there: Any, state: str = loopback_guard.ESTABLISHED) -> int | None:
+        return os.getuid() + 1 if state == loopback_guard.LISTENING else real(here, there, state)
 
-    monkeypatch.setattr(own_account, "account_of", taken)
-    assert not own_account.answers(guarded)
+    monkeypatch.setattr(loopback_guard, "account_of", taken)
+    assert not loopback_guard.answers(guarded)
 
 
 def test_the_table_is_read_again_before_a_row_counts_as_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here, there = ("127.0.0.1", 80), ("127.0.0.1", 81)
-    row = f"  0: {own_account._row(here)} {own_account._row(there)} 01 0:0 0:0 0 4711 0 1"
+    row = f"  0: {loopback_guard._row(here)} {loopback_guard._row(there)} 01 0:0 0:0 0 4711 0 1"
 
     readings = iter(["header\n", f"header\n{row}\n"])
     table = SimpleNamespace(read_text=lambda encoding: next(readings))
-    monkeypatch.setattr(own_account, "TABLE", table)
-    assert own_account.account_of(here, there) == 4711
+    monkeypatch.setattr(loopback_guard, "TABLE", table)
+    assert loopback_guard.account_of(here, there) == 4711
 
 
 @pytest.mark.parametrize("account", [None, os.getuid() + 1])  # no table; one that says nothing
@@ -125,21 +125,21 @@ def test_where_accounts_cannot_be_told_apart_flowers_command_is_started_as_it_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: int, capsys: Any, account: int | None
 ) -> None:
     if account is None:
-        monkeypatch.setattr(own_account, "TABLE", tmp_path / "none")
+        monkeypatch.setattr(loopback_guard, "TABLE", tmp_path / "none")
     else:
-        monkeypatch.setattr(own_account, "account_of", lambda *_: account)
-    own_account.can_tell.cache_clear()
+        monkeypatch.setattr(loopback_guard, "account_of", lambda *_: account)
+    loopback_guard.can_tell.cache_clear()
     try:
-        assert not own_account.can_tell()
-        assert own_account.command("flower-superlink") == ["flower-superlink"]
-        assert own_account.answers(bare)
-        monkeypatch.setattr("sys.argv", ["own_account", "flower-superlink"])
+        assert not loopback_guard.can_tell()
+        assert loopback_guard.command("flower-superlink") == ["flower-superlink"]
+        assert loopback_guard.answers(bare)
+        monkeypatch.setattr("sys.argv", ["loopback_guard", "flower-superlink"])
         with pytest.raises(SystemExit, match="cannot be told apart"):
-            own_account.main()
+            loopback_guard.main()
         cli_run._say_what_is_open()
         assert "can run code as you" in capsys.readouterr().err
     finally:
-        own_account.can_tell.cache_clear()
+        loopback_guard.can_tell.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_only_a_cluster_of_the_users_own_is_left_as_it_is(
 
 
 def test_only_flowers_servers_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["own_account", "flwr"])
+    monkeypatch.setattr("sys.argv", ["loopback_guard", "flwr"])
     with pytest.raises(SystemExit, match="flower-superlink, flower-supernode"):
-        own_account.main()
+        loopback_guard.main()
 
 
 def test_what_flowers_command_writes_is_for_its_account_alone(
@@ -166,13 +166,13 @@ def test_what_flowers_command_writes_is_for_its_account_alone(
     """Such as the SuperLink's database, which Flower makes as the umask says."""
     made = tmp_path / "superlink.db"
     command = SimpleNamespace(load=lambda: lambda: made.touch())
-    monkeypatch.setattr("sys.argv", ["own_account", "flower-superlink"])
-    monkeypatch.setattr(own_account, "guard", lambda config: None)
-    monkeypatch.setattr(own_account.importlib.metadata, "entry_points", lambda **_: [command])
+    monkeypatch.setattr("sys.argv", ["loopback_guard", "flower-superlink"])
+    monkeypatch.setattr(loopback_guard, "guard", lambda config: None)
+    monkeypatch.setattr(loopback_guard.importlib.metadata, "entry_points", lambda **_: [command])
     before = os.umask(0o022)
     try:
         with pytest.raises(SystemExit):
-            own_account.main()
+            loopback_guard.main()
     finally:
         os.umask(before)
     assert made.stat().st_mode & 0o777 == 0o600

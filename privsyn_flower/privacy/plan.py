@@ -124,7 +124,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Promise:
+class PrivacyPlan:
     """(epsilon, delta) over all phases, each with its noise; made by `planning.promise`.
 
     target: epsilon that was asked for. total: of the ledger, where it has more to give.

@@ -14,12 +14,12 @@ from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.arrays import F32
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.privacy.promise import Phase
+from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.server_apps.methods.stages import Task, private_texts
 from privsyn_flower.server_apps.methods.synthesis import Writing
 
 
-class Unasked(Writing[list[str]]):
+class BaselineRecipe(Writing[list[str]]):
     """A row without rounds. Its `baseline` says what it claims."""
 
     controls = (RANDOM_PUBLIC,)

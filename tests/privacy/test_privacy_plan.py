@@ -20,8 +20,13 @@ from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
 from privsyn_flower.privacy.ledger.usage import room_for
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
-from privsyn_flower.privacy.planning import PromiseError, evaluation_phases, promise, statement_of
-from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
+from privsyn_flower.privacy.plan import ROUNDS, Phase, PrivacyPlan
+from privsyn_flower.privacy.planning import (
+    PrivacyPlanError,
+    evaluation_phases,
+    plan_privacy,
+    statement_of,
+)
 from privsyn_flower.strategies.engine.session import trusted_noise
 
 DELTA = 1e-5
@@ -67,7 +72,7 @@ def cost(phase: Phase) -> float:
     return (float(phase.correlation.sensitivity(phase.participation)) / phase.multiplier) ** 2
 
 
-def charges(made: Promise) -> list[dict[str, float]]:
+def charges(made: PrivacyPlan) -> list[dict[str, float]]:
     """Every release that the phases pay for, in the words of `Ledger.reserve`."""
     found: list[dict[str, float]] = []
     for phase in made.phases:
@@ -80,7 +85,7 @@ def charges(made: Promise) -> list[dict[str, float]]:
     return found
 
 
-def spend(made: Promise, path: Path, wanted: list[dict[str, float]]) -> Ledger:
+def spend(made: PrivacyPlan, path: Path, wanted: list[dict[str, float]]) -> Ledger:
     book = Ledger.open(path, population="p", **made.ledger_terms())
     for number, charge in enumerate(wanted):
         book.reserve(run="r", query="q", round=number + 1, attempt=1, **charge)  # type: ignore[arg-type]
@@ -91,7 +96,7 @@ def spend(made: Promise, path: Path, wanted: list[dict[str, float]]) -> Ledger:
 @given(unsampled(), st.floats(0.5, 20))
 def test_the_rest_takes_all_that_is_left_and_no_more(phases: list[Phase], epsilon: float) -> None:
     try:
-        made = promise(epsilon, DELTA, phases)
+        made = plan_privacy(epsilon, DELTA, phases)
     except ValueError as error:
         assume("nothing is left" not in str(error))
         raise
@@ -112,7 +117,7 @@ def test_the_ledger_takes_the_phases_in_any_order_and_nothing_more(
     phases: list[Phase], order: random.Random, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     try:
-        made = promise(3.0, DELTA, phases)
+        made = plan_privacy(3.0, DELTA, phases)
     except ValueError:
         assume(False)
     wanted = charges(made)
@@ -134,7 +139,7 @@ SAMPLED = [  # to find the rest's noise takes seconds
 
 @pytest.mark.parametrize("phases", SAMPLED)
 def test_sampled_mixtures(phases: list[Phase], tmp_path: Path) -> None:
-    made = promise(2.0, DELTA, phases)
+    made = plan_privacy(2.0, DELTA, phases)
     accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-4)
     for phase in made.phases:
         event: Any = GaussianDpEvent(phase.multiplier)
@@ -159,7 +164,7 @@ def test_correlated_rounds_beside_coins_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"ftrl: noise that is correlated .* sampling-rate below 1"
     ):
-        promise(2.0, DELTA, [correlated(6), Phase("histogram", 1, 0, COINS)])
+        plan_privacy(2.0, DELTA, [correlated(6), Phase("histogram", 1, 0, COINS)])
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -190,13 +195,15 @@ def test_a_phase_names_what_cannot_be_accounted(fields: dict[str, Any], words: s
 
 def test_a_promise_names_what_it_cannot_keep() -> None:
     with pytest.raises(ValueError, match=r"phases = \['a', 'a'\] must have distinct names"):
-        promise(1.0, DELTA, [Phase("a"), Phase("a")])
-    with pytest.raises(PromiseError, match=r"noise-multiplier = 1\.0 costs epsilon .* raise it to"):
-        promise(1.0, DELTA, [Phase("a", multiplier=1.0)])
-    with pytest.raises(PromiseError, match=r"ledger-epsilon = 1 .* below epsilon = 2"):
-        promise(2.0, DELTA, [Phase("a")], ledger_epsilon=1.0)
+        plan_privacy(1.0, DELTA, [Phase("a"), Phase("a")])
+    with pytest.raises(
+        PrivacyPlanError, match=r"noise-multiplier = 1\.0 costs epsilon .* raise it to"
+    ):
+        plan_privacy(1.0, DELTA, [Phase("a", multiplier=1.0)])
+    with pytest.raises(PrivacyPlanError, match=r"ledger-epsilon = 1 .* below epsilon = 2"):
+        plan_privacy(2.0, DELTA, [Phase("a")], ledger_epsilon=1.0)
     with pytest.raises(ValueError, match="nothing is left for the rest"):
-        promise(1.0, DELTA, [Phase("a", multiplier=1.0), Phase("b")])
+        plan_privacy(1.0, DELTA, [Phase("a", multiplier=1.0), Phase("b")])
 
 
 # What is said ---------------------------------------------------------------------------------
@@ -205,7 +212,7 @@ def test_a_promise_names_what_it_cannot_keep() -> None:
 def said(*phases: Phase, **facts: Any) -> tuple[str, str]:
     facts = {"min_surviving_weight": 0.85, "aggregation": "secure"} | facts
     noisy = [phase.given(3.0) for phase in phases]
-    statement = statement_of(promise(3.0, DELTA, noisy, checked=False), **facts)
+    statement = statement_of(plan_privacy(3.0, DELTA, noisy, checked=False), **facts)
     return statement.sentence(), statement.short()
 
 
@@ -217,7 +224,7 @@ def test_an_evaluation_like_the_rounds_is_said_with_them(noise: float) -> None:
         main = Phase(
             ROUNDS, rounds, source="aggregator", correlation=independent, participation=always
         ).given(noise)
-        made = promise(30.0, DELTA, [main, *evaluation_phases(main, 2)])
+        made = plan_privacy(30.0, DELTA, [main, *evaluation_phases(main, 2)])
         statement = statement_of(made, min_surviving_weight=0.85)
         assert (statement.evaluations, statement.others) == (2, ())
 
@@ -252,19 +259,19 @@ def test_coins_of_one_phase_are_said() -> None:
 
 def test_rho_is_of_gaussians_without_sampling() -> None:
     rounds = Phase(ROUNDS, 3, source="aggregator").given(2.0)  # mu^2 = 3 / 4
-    alone = promise(9.0, DELTA, [rounds])
+    alone = plan_privacy(9.0, DELTA, [rounds])
     assert alone.rho == 0.375
     statement = statement_of(alone, min_surviving_weight=0.85)
     assert statement.rho_zcdp == 0.375
     assert "it is 0.375-zCDP (rho = mu^2 / 2)." in statement.sentence()
 
     noisy = Phase("histogram", 2, 1).given(4.0)  # 3 / 16 more, with integers
-    both = promise(9.0, DELTA, [rounds, noisy])
+    both = plan_privacy(9.0, DELTA, [rounds, noisy])
     assert both.rho == 0.46875
     said = statement_of(both, min_surviving_weight=0.85).sentence()
     assert "0.4688-zCDP (rho = mu^2 / 2), but for that part of delta." in said  # rounded up
 
-    tossed = promise(9.0, DELTA, [rounds, Phase("histogram", 1, 0, COINS).given(4.0)])
+    tossed = plan_privacy(9.0, DELTA, [rounds, Phase("histogram", 1, 0, COINS).given(4.0)])
     assert tossed.rho is None
     said = statement_of(tossed, min_surviving_weight=0.85).sentence()
     assert "No rho-zCDP is claimed" in said and "-zCDP (rho" not in said
@@ -273,6 +280,6 @@ def test_rho_is_of_gaussians_without_sampling() -> None:
 def test_an_evaluation_of_other_users_is_not_said_with_the_rounds() -> None:
     beside = Phase("evaluation", 1, 0, evaluates=True)
     noisy = [Phase(ROUNDS, 3, 0, COINS).given(3.0), beside.given(3.0)]
-    statement = statement_of(promise(3.0, DELTA, noisy), min_surviving_weight=0.85)
+    statement = statement_of(plan_privacy(3.0, DELTA, noisy), min_surviving_weight=0.85)
     assert statement.evaluations == 0
     assert [(other[0], other[-1]) for other in statement.others] == [("evaluation", 1.0)]
