@@ -52,30 +52,12 @@ from privsyn_flower.telemetry import NO_TELEMETRY
 from privsyn_flower.text import load_embedder
 from scripts import update_docs
 from tests.conftest import node_context, sentences
-from tests.strategies import test_popri as popri
+from tests.rigs import strategies_popri as popri
+from tests.rigs.docs import DOCS, FENCE, PAGES, ROOT, blocks, metrics_of_the_page, text_of
 
-ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-DOCS = ROOT / "docs"
 FIGURES, PROOFS = DOCS / "results", DOCS / "proofs"
 EVERY = [*PAGES, *sorted([*FIGURES.glob("*.md"), *PROOFS.glob("*.md")])]
 QUICKSTART = ROOT / "examples" / "quickstart-pretext"
-FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def text_of(page: Path) -> str:
-    return page.read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[tuple[str, str]]:
-    """(name, code) of every fenced block in that language."""
-    found = [(p.name, FENCE.findall(text_of(p))) for p in PAGES]
-    return [
-        (f"{name}:{number}", code)
-        for name, fences in found
-        for number, (kind, code) in enumerate(fences, start=1)
-        if kind == language
-    ]
 
 
 def anchors(page: Path) -> set[str]:
@@ -444,12 +426,6 @@ def test_every_value_of_a_choice_is_explained(section: type[Section], key: str, 
     text = text_of(ROOT / page if page == "README.md" else ROOT / "docs" / page)
     for value in get_args(section.model_fields[key].annotation):
         assert not value or re.search(rf'[`"]{value}[`"]', text), value
-
-
-def metrics_of_the_page() -> set[str]:
-    page = text_of(ROOT / "docs" / "runs.md").partition("\n## Metrics")[2].partition("\n## ")[0]
-    firsts = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
-    return {name for first in firsts for name in re.findall(r"`([^`]+)`", first)}
 
 
 def test_every_metric_of_a_run_is_explained(tmp_path: Path, loopback: Any) -> None:

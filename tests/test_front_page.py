@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import update_results
-from tests.test_docs import DOCS, FENCE, ROOT, blocks, text_of
+from tests.rigs.docs import DOCS, FENCE, ROOT, blocks, text_of
 
 
 def test_the_front_page_is_one_that_a_newcomer_finishes() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import privsyn_flower
 from privsyn_flower.config import Section
-from tests.test_docs import DOCS, ROOT, blocks, text_of
+from tests.rigs.docs import DOCS, ROOT, blocks, text_of
 
 PUBLIC = [name for name in privsyn_flower.__all__ if name != "__version__"]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))

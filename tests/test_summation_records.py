@@ -10,8 +10,8 @@ import pytest
 
 from privsyn_flower.secagg import Code, Cohort, SecaggError
 from privsyn_flower.summation import REPLAYS_FILE, mark, pin
+from tests.rigs.session import members
 from tests.secagg.rig import a_session
-from tests.secagg.test_session import members
 
 
 def code_of(folder: Path, stage: str, **session: object) -> Code | None:

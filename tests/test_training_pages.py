@@ -15,8 +15,8 @@ from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from privsyn_flower.strategies import DPFedAvg
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from tests.privacy.published import kairouz_restart_epsilon, zcdp
+from tests.rigs.docs import ROOT, blocks, metrics_of_the_page, text_of
 from tests.strategies.training_rig import record, trainers
-from tests.test_docs import ROOT, blocks, metrics_of_the_page, text_of
 
 
 def test_the_server_optimiser_of_your_own_trains(tmp_path: Path, loopback: Any) -> None:

@@ -25,16 +25,14 @@ from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.noise import Noise
 from privsyn_flower.protocol.question import Query, Ticket
-from tests.client_apps import (
-    test_answers,
-    test_conditional_updates,
-    test_dropin,
-    test_dropin_evaluation,
-    test_evaluation,
-    test_scores,
-    test_updates,
-)
 from tests.conftest import node_context, sentences
+from tests.rigs import answers as answers_rig
+from tests.rigs import conditional_updates as conditional_updates_rig
+from tests.rigs import dropin as dropin_rig
+from tests.rigs import dropin_evaluation as dropin_evaluation_rig
+from tests.rigs import evaluation as evaluation_rig
+from tests.rigs import scores as scores_rig
+from tests.rigs import updates as updates_rig
 
 KINDS = ["votes", "scores", "evaluation", "update", "plain step", "drop-in", "drop-in evaluation"]
 FINE = 2.0**26  # of an encoding: noise of 1e-6 of it is still many integers
@@ -59,7 +57,7 @@ class Asked:
         noise = Noise(1.0, FINE, 32, 6.0, sampling_rate=self.rate)
         if self.query.dense:
             given = {"source": "nodes", "sampling_rate": self.rate}
-            noise = replace(test_updates.noise(self.query), **given)
+            noise = replace(updates_rig.noise(self.query), **given)
         return replace(noise, multiplier=1.05 * LEAST_STD / noise.sensitivity)
 
     def message(self, rnd: int) -> Message:
@@ -79,21 +77,21 @@ class Asked:
 def asked(kind: str, folder: Path, base: Path) -> Asked:
     """base: of the language model that evaluations and updates are about."""
     if kind == "pairs":
-        return Asked(test_conditional_updates.about(base), _handler(UPDATE, folder, base))
+        return Asked(conditional_updates_rig.about(base), _handler(UPDATE, folder, base))
     if kind == "votes":
-        return Asked(test_answers.question(), _handler(VOTES, folder))
+        return Asked(answers_rig.question(), _handler(VOTES, folder))
     if kind == "scores":
-        return Asked(test_scores.question(), _handler(SCORES, folder))
+        return Asked(scores_rig.question(), _handler(SCORES, folder))
     if kind == "evaluation":
-        return Asked(test_evaluation.question(base), _handler(EVALUATION, folder, base))
+        return Asked(evaluation_rig.question(base), _handler(EVALUATION, folder, base))
     if kind == "update":
-        return Asked(test_updates.question(base), _handler(UPDATE, folder, base))
+        return Asked(updates_rig.question(base), _handler(UPDATE, folder, base))
     if kind == "plain step":  # several users at once
-        options = replace(test_updates.OPTIONS, max_steps=1)
-        return Asked(test_updates.question(base, options=options), _handler(UPDATE, folder, base))
+        options = replace(updates_rig.OPTIONS, max_steps=1)
+        return Asked(updates_rig.question(base, options=options), _handler(UPDATE, folder, base))
     if kind == "drop-in":
-        return Asked(test_dropin.question(), _train)
-    return Asked(test_dropin_evaluation.evaluation(), _evaluate)
+        return Asked(dropin_rig.question(), _train)
+    return Asked(dropin_evaluation_rig.evaluation(), _evaluate)
 
 
 def bare(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
@@ -142,13 +140,13 @@ def _train(message: Message, users: Users) -> Message:
         texts = users[_named(message)]
         if any("raise" in text for text in texts):
             raise ValueError(texts)
-        far = test_dropin.plus(math.nan if "nan" in texts else sum(map(len, texts)) / 100)
-        reply = test_dropin.answered(message, far)
+        far = dropin_rig.plus(math.nan if "nan" in texts else sum(map(len, texts)) / 100)
+        reply = dropin_rig.answered(message, far)
         if "empty" in texts:
             reply.content.array_records["arrays"]["first"] = Array(np.zeros(0, np.float32))
         return reply
 
-    return function(message, test_dropin.context())
+    return function(message, dropin_rig.context())
 
 
 def _evaluate(message: Message, users: Users) -> Message:
@@ -159,6 +157,6 @@ def _evaluate(message: Message, users: Users) -> Message:
             raise ValueError(texts)
         loss = math.nan if "nan" in texts else float(sum(map(len, texts)))
         given = {"num-examples": len(texts), "loss": loss}
-        return test_dropin_evaluation.found(message, **{**test_dropin_evaluation.GOOD, **given})
+        return dropin_evaluation_rig.found(message, **{**dropin_evaluation_rig.GOOD, **given})
 
-    return function(message, test_dropin.context())
+    return function(message, dropin_rig.context())

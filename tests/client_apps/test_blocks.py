@@ -18,8 +18,8 @@ from privsyn_flower.protocol.noise import Noise, integer_plan
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import WireError
 from privsyn_flower.text import load_embedder
-from tests.client_apps import test_scores
 from tests.conftest import node_context, sentences
+from tests.rigs import scores as scores_rig
 
 USERS = {
     f"u{i}": [LabelledText(text, "abc"[(i + k) % 3]) for k, text in enumerate(sentences(i % 5, i))]
@@ -59,7 +59,7 @@ def test_a_sum_is_the_same_in_blocks_of_any_size(
 ) -> None:
     monkeypatch.setattr(caches, "BATCH", 7)
     kind = SCORES if case == "scores" else VOTES
-    query = test_scores.question() if case == "scores" else votes(case == "votes by class")
+    query = scores_rig.question() if case == "scores" else votes(case == "votes by class")
     some = np.random.default_rng(3).random(60) < 0.7
     due = some if asked == "some" else np.ones(60, dtype=bool)
     participants = Participants(due, due & (np.arange(60) % 4 > 0))
@@ -78,7 +78,7 @@ def test_nobodys_vector_depends_on_who_is_in_a_block(
 ) -> None:
     """Without a user, all later blocks end elsewhere: the sum is less that user's vector alone."""
     monkeypatch.setattr(caches, "BATCH", 5)
-    query = test_scores.question() if kind is SCORES else votes(classes=False)
+    query = scores_rig.question() if kind is SCORES else votes(classes=False)
     memory = 6 * ROW * caches.BLOCK_SHARE
 
     def total(users: Any) -> Any:

@@ -18,8 +18,8 @@ from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries import vote_histogram
 from privsyn_flower.text import load_embedder
 from tests.client_apps.rig import NAMES, USERS, asked, bare
-from tests.client_apps.test_votes import EMBEDDER, TICKET, node, noise, reply, vector
 from tests.conftest import sentences
+from tests.rigs.client_apps_votes import EMBEDDER, TICKET, node, noise, reply, vector
 
 LABELS = ["news", "mail", "notes"]
 CLASSES = ["news", "mail", "news", "news", "mail", "news", "mail", "news", "news", "mail"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +25,18 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.embedders import load_embedder
-from privsyn_flower.text.topics import TopicModel
 from privsyn_flower.training import LocalTraining
 from privsyn_flower.training.conditions import ROWS, WORDS, Conditions
 from privsyn_flower.training.models import load_model
-from tests.client_apps.test_updates import (
+from tests.conftest import node_context
+from tests.rigs.conditional_updates import (
+    SOURCE,
+    about,
+    base,  # noqa: F401
+    by_hand,
+    topics,
+)
+from tests.rigs.updates import (
     CANARY,
     CLIP,
     TICKET,
@@ -44,10 +50,8 @@ from tests.client_apps.test_updates import (
     question,
     start,
 )
-from tests.conftest import node_context, sentences
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
-SOURCE = 10
 PEOPLE = {name: texts for name, texts in USERS.items() if name != "long"}
 
 
@@ -61,11 +65,6 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def base(causal_folder: Path) -> Path:  # noqa: F811
-    return causal_folder
-
-
-@pytest.fixture
 def even(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding without coins, so that sums can be compared digit by digit."""
 
@@ -73,41 +72,6 @@ def even(monkeypatch: pytest.MonkeyPatch) -> None:
         return np.trunc(rotate(vector, seed) * plan.scale).astype(np.int64)
 
     monkeypatch.setattr(updates, "encode_dense", encode)
-
-
-@functools.cache
-def topics(seed: int = 5) -> TopicModel:
-    """Of the node's embedder."""
-    embedder = load_embedder("ngram-64", "cpu", progress=False)
-    texts = sentences(5, seed)
-    words = tuple(tuple(text.split()[:3]) for text in texts)
-    return TopicModel(embedder.embed(texts), words, embedder.fingerprint)
-
-
-def conditions(model: TopicModel | None = None, **values: Any) -> Conditions:
-    given = {"document_type": "note", "max_source": SOURCE, **values}
-    return Conditions(**{"topics": model or topics(), **given})
-
-
-def about(base: Path, asked: Conditions | None = None, **values: Any) -> Query:
-    """An update question about pairs."""
-    asked = asked or conditions()
-    query = question(base, **values)
-    options = {**query.options, **asked.to_options()}
-    return replace(query, options=options, extra={**query.extra, **asked.to_arrays()})
-
-
-def by_hand(base: Path, query: Query, user: str) -> Any:
-    """One user's delta: its texts embedded here, and their conditions written here."""
-    embedder, model = load_embedder("ngram-64", "cpu", progress=False), topics()
-    rows = query.extra[ROWS].astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    nearest = (embedder.embed(list(USERS[user])) @ rows.T).argmax(axis=1)
-    told = [f"Document Type: note\nKeywords: {', '.join(model.keywords[i])}" for i in nearest]
-    options = LocalTraining.from_options(query.options)
-    rng = seeded(options.seed, query.rotation.hex(), "order", user)
-    with load_model(base, "cpu").load(start(base), options.trained) as loaded:
-        return loaded.train(USERS[user], options, rng, told, SOURCE)
 
 
 def test_a_questions_topics_are_read_once(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import stat
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,69 +25,33 @@ from privsyn_flower.client_apps import private_training
 from privsyn_flower.client_apps.dropin.training import open_dropin
 from privsyn_flower.client_apps.node.failures import read_failures
 from privsyn_flower.config import AveragingConfig
-from privsyn_flower.privacy.encoding.dense import dense_numbers
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.noise import Noise, decode_sum, encoded_length
+from privsyn_flower.protocol.noise import decode_sum, encoded_length
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.strategies import DPFTRL, DPFedAvg
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
-from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import Layout
-from tests.conftest import loopback_message, node_context
+from tests.conftest import loopback_message
+from tests.rigs.dropin import (
+    ARRAYS,
+    CLIP,
+    SECRET,
+    TICKET,
+    WEIGHT,
+    _raises,
+    answered,
+    ask,
+    code,
+    context,
+    home,  # noqa: F401
+    noise,
+    plus,
+    question,
+)
 from tests.strategies.training_rig import ftrl
 
-WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3) / 10
-ARRAYS: dict[str, Any] = {  # in another order than safetensors keeps: by type, then by name
-    "second": WEIGHT,
-    "first": np.array([1.0, -1.0], dtype=np.float32),
-    "seen": np.array(7, dtype=np.int64),
-}
 LAYOUT = Layout.of(ARRAYS)
-TICKET = Ticket("run", "update", 3, 1)
-CLIP = 2.0
-SECRET = "the-secret-of-a-user"
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: Any) -> Iterator[Path]:
-    """Where a simulated node keeps its things."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    yield tmp_path
-
-
-def question(arrays: dict[str, Any] = ARRAYS, indicator: float = 0.0, **changes: Any) -> Query:
-    layout = Layout.of(arrays)
-    options = {
-        "clip-norm": CLIP,
-        "indicator": indicator,
-        "arrays": json.dumps(list(arrays)),
-        "config.lr": 0.5,
-        **changes.pop("options", {}),
-    }
-    query = Query.update(
-        pack_parameters(arrays),
-        length=layout.length + (indicator > 0),
-        bound=CLIP * np.sqrt(1 + indicator**2),
-        model=layout.digest(),
-        rotation=bytes(range(32)),
-        options=options,
-    )
-    return replace(query, **changes)
-
-
-def noise(query: Query, weight: int = 1) -> Noise:
-    """None on the node: what comes out is what the users said."""
-    plan = dense_numbers(query.bound, query.length, 0.0, weight, weight)
-    return Noise(1.0, plan.sensitivity, plan.bits, weight, scale=plan.scale, source="aggregator")
-
-
-def ask(query: Query, weight: int = 1, ticket: Ticket = TICKET) -> Message:
-    return wire.ask(query, ticket, noise(query, weight), 1, weight, 60.0)
-
-
-def context(number: int = 0, /, **node_config: Any) -> Any:
-    return node_context({"partition-id": number, "num-partitions": 4, **node_config})
 
 
 def decoded(reply: Message, query: Query, weight: int = 1, ticket: Ticket = TICKET) -> Any:
@@ -98,25 +61,6 @@ def decoded(reply: Message, query: Query, weight: int = 1, ticket: Ticket = TICK
     padded = encoded_length(replace(query, length=length))
     residues = wire.read_answer(reply, ticket, padded, used.bits).residues
     return decode_sum(residues, query, used)
-
-
-def code(reply: Message) -> str:
-    return str(reply.content.config_records["answer"]["code"])
-
-
-def answered(
-    message: Message, change: Callable[[str, Any], Any] = lambda name, array: array, **more: Any
-) -> Message:
-    """An ordinary train function's reply: each array of the message, changed."""
-    given = message.content.array_records["arrays"]
-    arrays = {name: Array(np.array(change(name, a.numpy()))) for name, a in given.items()}
-    metrics = MetricRecord({"train_loss": 0.25, "num-examples": 10_000})
-    records = {"arrays": ArrayRecord(arrays), "metrics": metrics, **more}
-    return Message(RecordDict(records), reply_to=message)
-
-
-def plus(amount: float) -> Callable[[str, Any], Any]:
-    return lambda name, array: array + np.float32(amount) if array.dtype.kind == "f" else array
 
 
 def test_the_change_of_the_parameters_is_the_answer() -> None:
@@ -227,13 +171,6 @@ def test_what_a_function_writes_on_its_message_stays_there(name: str, value: Any
     for key in ("dst_node_id", "src_node_id", "src_task_id", "dst_task_id", "delivered_at"):
         assert getattr(reply.metadata, key) == getattr(untouched.metadata, key)
     assert reply.metadata.ttl == pytest.approx(untouched.metadata.ttl, abs=5.0)
-
-
-def _raises(error: BaseException) -> Callable[[Message, Any], Message]:
-    def train(message: Message, context: Any) -> Message:
-        raise error
-
-    return train
 
 
 def _without(name: str) -> Callable[[Message, Any], Message]:

@@ -26,33 +26,24 @@ from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.noise import Noise, decode_sum
 from privsyn_flower.protocol.question import TO_COME, Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
-from privsyn_flower.strategies import PrivateEvaluation
 from privsyn_flower.training import Layout
-from tests.client_apps import test_dropin as training
-from tests.client_apps.test_dropin import (
+from tests.conftest import loopback_message
+from tests.rigs import dropin as training
+from tests.rigs.dropin import (
     ARRAYS,
     SECRET,
     _raises,
     code,
     context,
     home,
-    loopback_message,
     question,
 )
+from tests.rigs.dropin_evaluation import GOOD, SETTINGS, evaluation, found
 
 __all__ = ["home"]  # a fixture: where a simulated node keeps its things
 
 TICKET = Ticket("run-evaluation-0003", "evaluation", 1, 1)
-SETTINGS = PrivateEvaluation({"accuracy": (0, 1), "loss": (0.0, 4.0)})
 LOG = ".cache/privsyn-flower/nodes/drop-in/0-of-4/node.log"
-
-
-def evaluation(settings: PrivateEvaluation = SETTINGS, **changes: Any) -> Query:
-    options = {"arrays": json.dumps(list(ARRAYS)), "config.batch": 8}
-    more = changes.pop("options", {})
-    query = settings.query(ARRAYS, model=Layout.of(ARRAYS).digest(), rnd=3, options=options)
-    kept = {key: value for key, value in (dict(query.options) | more).items() if value is not None}
-    return replace(query, **{"options": kept, **changes})
 
 
 def noise(query: Query, weight: int = 1) -> Noise:
@@ -74,16 +65,8 @@ def decoded(reply: Message, query: Query, weight: int = 1, ticket: Ticket = TICK
     return decode_sum(residues, query, used)
 
 
-def found(message: Message, **metrics: Any) -> Message:
-    """An ordinary evaluate function's reply."""
-    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
-
-
 def told(**metrics: Any) -> Callable[[Message, Any], Message]:
     return lambda message, context: found(message, **metrics)
-
-
-GOOD = {"accuracy": 0.75, "loss": 1.0, "num-examples": 10}
 
 
 def test_the_metrics_are_the_answer() -> None:
@@ -386,7 +369,7 @@ def test_each_decorator_refuses_the_others_question() -> None:
 
 
 def _dense_noise(query: Query) -> Noise:
-    from tests.client_apps.test_dropin import noise
+    from tests.rigs.dropin import noise
 
     return noise(query)
 

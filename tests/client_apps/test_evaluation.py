@@ -25,16 +25,18 @@ from privsyn_flower.protocol.noise import Noise, integer_plan
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries.metrics import metrics_bound
-from privsyn_flower.strategies.evaluation.strategy import Caps, evaluation_query
-from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.lm_metrics import Scorer
 from tests.conftest import node_context, sentences
+from tests.rigs.evaluation import (
+    CAPS,
+    base,  # noqa: F401
+    question,
+)
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 TICKET = Ticket("run", "evaluation", 1, 1)
 NOISE = Noise(1e-6, 2.0**26, 32, 5.0)  # hardly any, and yet many integers
 CANARY = "xylophone-quetzal-7391"
-CAPS = Caps(max_tokens=60, max_loss=9.0, sequence_length=20)
 USERS = {
     "short": [LabelledText("a river of stone", "nature")],
     "some": sentences(3, 1),
@@ -54,21 +56,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def models() -> dict[str, Any]:
-    """The base, and one that has learned to say something else."""
-    rng = np.random.default_rng(0)
-    other = {"model.norm.weight": 5 * rng.standard_normal(32).astype(np.float32)}
-    part = "model.layers.0.mlp.up_proj.weight"
-    other[f"{part}.up"] = rng.standard_normal((64, 2)).astype(np.float32)
-    other[f"{part}.down"] = rng.standard_normal((2, 32)).astype(np.float32)
-    return {"base": {}, "other": other}
-
-
-@pytest.fixture
-def base(causal_folder: Path) -> Path:  # noqa: F811
-    return causal_folder
-
-
 def node(tmp_path: Path, base: Path | None, load: Any = lambda: USERS, **facts: Any) -> Node:
     return Node(
         facts=Hello(weight=6, partition=0, deployed=False),
@@ -80,10 +67,6 @@ def node(tmp_path: Path, base: Path | None, load: Any = lambda: USERS, **facts: 
         load=load,
         downstream=lambda: base,
     )
-
-
-def question(base: Path, given: Any = None, caps: Caps = CAPS) -> Query:
-    return evaluation_query(given or models(), fingerprint=folder_fingerprint(base), caps=caps)
 
 
 def reply(query: Query, device: Node) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from privsyn_flower.client_apps.node import failures as module
 from privsyn_flower.client_apps.node.failures import FAILURES_FILE, Failures, read_failures
 from privsyn_flower.protocol.question import Ticket
-from tests.client_apps.test_votes import ask, node, reply, vector
+from tests.rigs.client_apps_votes import ask, node, reply, vector
 
 TICKET = Ticket("run", "votes", 1, 1)
 SECRET = "what the user wrote"

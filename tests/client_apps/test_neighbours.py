@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from privsyn_flower.data import LabelledText
-from tests.client_apps import test_scores
 from tests.client_apps.rig import KINDS, NAMES, USERS, Asked, asked, bare
 from tests.conftest import sentences
+from tests.rigs import scores as scores_rig
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 HOSTILE = {
@@ -61,7 +61,7 @@ def outline(reply: Any) -> Any:
 def test_neighbours_differ_by_the_sensitivity_before_noise_and_in_nothing_else(
     kind: str,
     tmp_path: Path,
-    causal_folder: Path,  # noqa: F811
+    causal_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn = bare(monkeypatch)
@@ -96,7 +96,7 @@ def test_labels_of_one_user_alone_are_no_classes(
     """The classes are the question's: another label adds none, and counts nowhere."""
     drawn = bare(monkeypatch)
     one = asked("scores", tmp_path, tmp_path)
-    one.query = test_scores.question(classes=["news", "mail", "news"], labels=["news", "mail"])
+    one.query = scores_rig.question(classes=["news", "mail", "news"], labels=["news", "mail"])
     users = {name: [LabelledText(text, "mail") for text in texts] for name, texts in USERS.items()}
     own = {"u0": [LabelledText(text, "a label of my own") for text in USERS["u0"]]}
     rest = {name: texts for name, texts in users.items() if name != "u0"}

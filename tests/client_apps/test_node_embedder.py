@@ -20,7 +20,7 @@ from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.text import embedders, encoders
-from tests.client_apps.test_votes import USERS, node, noise, reply, vector
+from tests.rigs.client_apps_votes import USERS, node, noise, reply, vector
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

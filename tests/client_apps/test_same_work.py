@@ -31,8 +31,8 @@ from privsyn_flower.protocol.question import Ticket
 from privsyn_flower.text import fingerprints
 from privsyn_flower.training.models import LoadedLM
 from tests.client_apps.rig import KINDS, USERS, Asked, asked, bare
-from tests.client_apps.test_answers import question
 from tests.conftest import node_context
+from tests.rigs.answers import question
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 PACKAGE = str(Path(answers.__file__).parent.parent)
@@ -59,7 +59,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(params=KINDS)
-def one(request: pytest.FixtureRequest, tmp_path: Path, causal_folder: Path) -> Asked:  # noqa: F811
+def one(request: pytest.FixtureRequest, tmp_path: Path, causal_folder: Path) -> Asked:
     found = asked(request.param, tmp_path, causal_folder)
     found.rate = 0.5
     return found
@@ -112,7 +112,7 @@ def test_a_failed_coin_costs_the_node_the_same_work(
 
 def test_a_central_node_works_for_those_who_count(
     tmp_path: Path,
-    causal_folder: Path,  # noqa: F811
+    causal_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its server is in the same house: the sum is the same, and the others' work is saved."""

@@ -27,10 +27,9 @@ from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries import similarity_scores
 from privsyn_flower.strategies.engine.aggregation import Attempt, PlainSum, SecureAggregation
-from privsyn_flower.text import load_embedder
 from tests.conftest import node_context, sentences
+from tests.rigs.scores import EMBEDDER, embed, question
 
-EMBEDDER = "ngram-64"
 TICKET = Ticket("run", "scores", 1, 1)
 NOISE = Noise(1e-6, 2.0**26, 32, 15.0)  # hardly any, and yet many integers
 CANARY = "zyzzyva quixotic diary of user three"
@@ -45,15 +44,6 @@ USERS = {
     for i in range(4)
 }
 USERS[1]["u1-3"][0] = LabelledText(CANARY, "mail")
-
-
-def embed(texts: Any) -> Any:
-    return load_embedder(EMBEDDER).embed(texts)
-
-
-def question(**options: Any) -> Query:
-    given = {"model": load_embedder(EMBEDDER).fingerprint, "groups": [5, 4, 3], "bound": 1.0}
-    return Query.scores(embed(sentences(12, 99)), **{**given, **options})
 
 
 class Device:

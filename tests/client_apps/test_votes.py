@@ -13,67 +13,23 @@ import numpy as np
 import pytest
 
 from privsyn_flower.client_apps import private_training
-from privsyn_flower.client_apps.answers import guarded
-from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.main import hello
 from privsyn_flower.client_apps.node.device import Node, open_node
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.data import LabelledText
-from privsyn_flower.privacy.encoding.quantize import decode
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.noise import Noise, integer_plan
-from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.question import Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries import vote_histogram
 from privsyn_flower.text import load_embedder
-from tests.conftest import node_context, sentences
-
-TICKET = Ticket("run", "votes", 1, 1)
-EMBEDDER = "ngram-64"
-USERS = {f"u{i}": sentences(3, i) for i in range(5)}
-
-
-def node(tmp_path: Path, load: Any = lambda: USERS, **facts: Any) -> Node:
-    return Node(
-        facts=Hello(weight=5, partition=0, deployed=facts.get("deployed", False)),
-        cache=tmp_path / "node",
-        embedder=facts.get("embedder", EMBEDDER),
-        device="cpu",
-        policy=facts.get("policy"),
-        noise_seed=facts.get("noise_seed"),
-        load=load,
-    )
+from tests.conftest import node_context
+from tests.rigs.client_apps_votes import EMBEDDER, TICKET, USERS, ask, node, noise, reply, vector
 
 
 def log_of(tmp_path: Path) -> str:
     return (tmp_path / "node" / "node.log").read_text("utf-8")
-
-
-def noise(multiplier: float) -> Noise:
-    return Noise(multiplier, 2.0**23, 32, 5.0)
-
-
-def ask(std: float = 1e-5, ticket: Ticket = TICKET, **options: Any) -> Any:
-    embedder = load_embedder(EMBEDDER)
-    query = Query.votes(
-        embedder.embed(sentences(10, 99)),
-        bound=1.0,
-        **{"model": embedder.fingerprint, **options},
-    )
-    return query, wire.ask(query, ticket, noise(std), 1, 5, 60.0)
-
-
-def reply(message: Any, device: Node) -> Any:
-    context = node_context({})
-    return guarded(message, lambda: answered(message, context, device, VOTES))
-
-
-def vector(message: Any, query: Query, ticket: Ticket = TICKET) -> Any:
-    """What the server decodes from a plain reply."""
-    residues = wire.read_answer(message, ticket, query.length, 32).residues
-    return decode(residues, integer_plan(query, noise(1.0)))
 
 
 def test_votes_are_the_sum_of_normalised_user_votes(tmp_path: Path, loopback: Any) -> None:

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.data import EmbeddingCache, caches
-
-from .test_caches import Embedder
+from tests.rigs.caches import Embedder
 
 TEXTS = st.lists(st.sampled_from(["one", "two", "three", "vier", "five"]), max_size=5)
 USERS = st.lists(TEXTS, max_size=9).map(lambda own: {f"u{i}": t for i, t in enumerate(own)})

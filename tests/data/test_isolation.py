@@ -14,8 +14,7 @@ import pytest
 
 from privsyn_flower.data import EmbeddingCache, caches
 from privsyn_flower.text import ModelUnavailableError
-
-from .test_caches import USERS, Embedder
+from tests.rigs.caches import USERS, Embedder
 
 Rows = npt.NDArray[np.float32]
 FILE = "embeddings.sqlite"

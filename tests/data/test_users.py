@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import logging
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from privsyn_flower.data import (
     reading,
     users,
 )
+from tests.rigs.users import write, write_jsonl
 
 ROWS: list[dict[str, Any]] = [
     {"user_id": "b", "text": "first, with a comma", "label": "x", "date": "2024-01-31"},
@@ -29,28 +28,6 @@ ROWS: list[dict[str, Any]] = [
     {"user_id": "c", "text": "", "label": "", "date": "2024-03-01"},
     {"user_id": "b", "text": "first, with a comma", "label": "x", "date": "2024-03-02"},
 ]
-
-
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def write(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
-    path = folder / f"users.{kind}"
-    if kind == "jsonl":
-        return write_jsonl(path, rows)
-    if kind == "parquet":
-        arrow = pytest.importorskip("pyarrow")
-        from pyarrow import parquet
-
-        parquet.write_table(arrow.Table.from_pylist(rows), path)
-        return path
-    with path.open("w", newline="", encoding="utf-8") as handle:
-        writer = csv.DictWriter(handle, list(rows[0]), delimiter="\t" if kind == "tsv" else ",")
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])

@@ -21,8 +21,7 @@ from privsyn_flower.data.values import (
     to_date,
     to_name,
 )
-
-from .test_users import write
+from tests.rigs.users import write
 
 LARGE = 1582218195625938945
 

@@ -12,8 +12,8 @@ from privsyn_flower.app.cli.outcome import NOT_USABLE
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.text.topics import load_topics
 from tests.end_to_end.conftest import MATHS, privsyn
-from tests.end_to_end.test_popri import finish
-from tests.end_to_end.test_training import check_nothing_private
+from tests.rigs.end_to_end_popri import finish
+from tests.rigs.training import check_nothing_private
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name

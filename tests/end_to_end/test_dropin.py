@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from privsyn_flower.runs import RunFolder
-from tests.end_to_end import test_secure_sum
 from tests.end_to_end.conftest import flwr
+from tests.rigs import secure_sum as secure_sum_rig
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "private-drop-in"
@@ -59,7 +59,7 @@ def main(grid, context):
         inner(Recorder(grid, file), context)
 """
 
-environment = test_secure_sum.environment  # a Flower of its own, ended with the test
+environment = secure_sum_rig.environment  # a Flower of its own, ended with the test
 
 
 def run(

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from privsyn_flower.runs import read_jsonl
 from tests.end_to_end.conftest import privsyn
-from tests.end_to_end.test_training import check_nothing_private
+from tests.rigs.training import check_nothing_private
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name

@@ -20,6 +20,7 @@ from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.run import Run
 from tests.conftest import node_context
 from tests.end_to_end.conftest import left_running, privsyn
+from tests.rigs.end_to_end_popri import finish, private_texts
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
@@ -94,15 +95,6 @@ def wait_for(path: Path, process: Any, seconds: float = 1500) -> None:
             process.terminate()
             pytest.fail(f"{path} did not appear: {process.communicate(timeout=1500)[1]}")
         time.sleep(0.01)
-
-
-def finish(process: Any, seconds: float = 1500) -> tuple[int, list[str], list[str]]:
-    out, err = process.communicate(timeout=seconds)
-    return process.returncode, out.strip().splitlines(), err.strip().splitlines()
-
-
-def private_texts(mini: Path) -> list[bytes]:
-    return [row["text"].encode() for row in read_jsonl(mini / "users.jsonl")]
 
 
 def content_bytes(message: Any) -> bytes:

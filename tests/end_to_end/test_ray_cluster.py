@@ -16,8 +16,8 @@ import privsyn_flower
 from privsyn_flower.app.local.ray_cluster import ClusterError, check_cluster
 from privsyn_flower.config import load_config
 from tests.end_to_end.conftest import flwr, left_running, privsyn
-from tests.end_to_end.test_run import finish, wait_for
 from tests.ray_nodes import RayNode
+from tests.rigs.run import finish, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 ROOT = Path(__file__).parent.parent.parent

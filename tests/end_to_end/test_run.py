@@ -7,7 +7,6 @@ import html
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from privsyn_flower.strategies.engine.record import commit, digest
 from tests.app.report.records import deployment_of
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.end_to_end.listening import IN, OUT, Tried, tried
+from tests.rigs.run import finish, wait_for
 from tests.strangers import NOBODY, descendants, listeners
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -45,20 +45,6 @@ SUMMARY_KEYS = {
     "wall_seconds",
     "stage_seconds",
 }
-
-
-def finish(process: Any, seconds: float = 1500) -> tuple[int, list[str], list[str]]:
-    out, err = process.communicate(timeout=seconds)
-    return process.returncode, out.strip().splitlines(), err.strip().splitlines()
-
-
-def wait_for(path: Path, text: str, seconds: float = 1500) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if path.exists() and text in path.read_text():
-            return
-        time.sleep(0.02)
-    pytest.fail(f"{text!r} did not appear in {path} within {seconds} s")
 
 
 def releases(folder: Path) -> list[np.ndarray[Any, Any]]:

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import flwr
+from tests.rigs.secure_sum import (
+    ROOT,
+    environment,  # noqa: F401
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
-ROOT = Path(__file__).parents[2]
 PROJECT = """
 [project]
 name = "secure-sum-example"
@@ -27,14 +30,6 @@ fab-include = ["*.py"]
 serverapp = "server_app:app"
 clientapp = "client_app:app"
 """
-
-
-@pytest.fixture
-def environment(tmp_path: Path, flower_environment: dict[str, str]) -> dict[str, str]:
-    """A Flower of its own without a network, and a home: keys are kept there."""
-    proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
-    own = {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1,localhost"}
-    return {**flower_environment, **proxies, **own}
 
 
 def test_the_example_runs(tmp_path: Path, environment: dict[str, str]) -> None:

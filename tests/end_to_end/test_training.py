@@ -12,8 +12,9 @@ import pytest
 
 from privsyn_flower.runs import RunFolder, read_jsonl
 from tests.end_to_end.conftest import privsyn
-from tests.end_to_end.test_popri import finish, private_texts
-from tests.end_to_end.test_run import wait_for
+from tests.rigs.end_to_end_popri import finish
+from tests.rigs.run import wait_for
+from tests.rigs.training import check_nothing_private
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
@@ -60,13 +61,6 @@ def config(mini: Path, model: Path, method: str, rounds: int, *, seeded: bool) -
     parts = TRAINING.format(method=method, mini=text, noise=noise)
     path.write_text(parts + (FTRL if method == "dp-ftrl" else ""))
     return path
-
-
-def check_nothing_private(folder: Path, mini: Path) -> None:
-    private = private_texts(mini)
-    for file in (path for path in folder.rglob("*") if path.is_file()):
-        data = file.read_bytes()
-        assert not any(text in data for text in private), file
 
 
 def measured(folder: Path, rnd: int) -> list[float]:

@@ -17,11 +17,11 @@ from privsyn_flower.evaluation.downstream import Adapter, Downstream
 from privsyn_flower.evaluation.tuning import Tuning, batches
 from privsyn_flower.evaluation.work import Work, rows_digest
 from privsyn_flower.text.models.batches import causal_loss, pad_rows
+from tests.rigs.fitting import WORDS, texts
 from tests.text.conftest import causal_folder, masked_folder
 
 __all__ = ["causal_folder", "masked_folder"]  # pytest finds fixtures by name
 
-WORDS = "small teams river bank tea senior engineer quick brown fox array axis mean".split()
 TUNING = Tuning(7, 6, 12, 3e-3, seed=4)
 WAYS = {
     "tokens": {},
@@ -29,11 +29,6 @@ WAYS = {
     "epochs": {"epochs": 2, "schedule": "constant", "warm_up": 0.0, "clip": 0.0},
     "cosine": {"schedule": "cosine", "weight_decay": 0.1, "clip": 0.1},
 }
-
-
-def texts(seed: int = 0, count: int = 20) -> list[str]:
-    rng = np.random.default_rng(seed)
-    return [" ".join(rng.choice(WORDS, size=int(rng.integers(2, 12)))) for _ in range(count)]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -25,7 +25,7 @@ from privsyn_flower.evaluation.process import CUT
 from privsyn_flower.evaluation.process_pool import FineTuning, Line, sums_after, worth_at_once
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work
-from tests.evaluation.test_fitting import texts
+from tests.rigs.fitting import texts
 from tests.text.conftest import causal_folder, masked_folder
 
 __all__ = ["causal_folder", "masked_folder"]  # pytest finds fixtures by name

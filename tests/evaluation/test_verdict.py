@@ -21,7 +21,7 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import evaluation
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.evaluation.strategy import read_estimates
-from tests.app.report.test_tables import SECURE, summary
+from tests.rigs.tables import SECURE, summary
 from tests.server_apps.in_process import deployed, grid_for
 
 DIMENSION, STD = 300, 2.0

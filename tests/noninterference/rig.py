@@ -233,7 +233,7 @@ def _force_metrics(monkeypatch: Any, now: dict[str, Any], sampled: Any) -> None:
             if now[_place] is None:
                 return total
             own = slice(now[_place], now[_place] + 1)
-            options["counted"] = options["counted"][own]
+            options["sampled"] = options["sampled"][own]
             return total - sampled(_real(*(part[own] for part in numbers), **options))
 
         monkeypatch.setattr(module, name, without)

@@ -31,33 +31,11 @@ from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.ledger.filters import Kind, charged_epsilon, new_header
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.server_apps.privacy_plan import statement
+from tests.rigs.accounting import by_dp_accounting, exact_delta
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DELTA = 3e-6
 LEFT = gaussian_delta(DELTA)
-
-
-def exact_delta(sigma: float, eps: float) -> float:
-    """Balle and Wang 2018, Theorem 8, by scaled complementary error functions."""
-    from scipy.special import erfcx
-
-    mu, x = 1 / sigma, eps * sigma - 0.5 / sigma
-    mills = [math.sqrt(math.pi / 2) * float(erfcx(y / math.sqrt(2))) for y in (x, x + mu)]
-    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi) * (mills[0] - mills[1])
-
-
-def by_dp_accounting(releases: Releases, delta: float) -> float:
-    """Of dp_accounting's own events, whatever is sampled: nothing of ours in it."""
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
-
-    accountant = PLDAccountant(value_discretization_interval=1e-4)
-    for (z, rate), count in releases.items():
-        event: Any = dp_accounting.GaussianDpEvent(z)
-        if rate < 1:
-            event = dp_accounting.PoissonSampledDpEvent(rate, event)
-        accountant.compose(dp_accounting.SelfComposedDpEvent(event, count))
-    return float(accountant.get_epsilon(delta))
 
 
 # --- what is published ----------------------------------------------------------------------

@@ -21,7 +21,7 @@ from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA, gaussian_
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.planning import plan_privacy
 from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
-from tests.privacy.test_accounting import by_dp_accounting, exact_delta
+from tests.rigs.accounting import by_dp_accounting, exact_delta
 
 DELTA = 3e-6
 

@@ -24,7 +24,13 @@ from privsyn_flower.privacy.ledger.refusals import why_refused
 from privsyn_flower.privacy.ledger.usage import remaining_rounds, room_for
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.privacy.wording import at_most
-from tests.privacy.test_ledger import DELTA, LEFT, make, path, reserve
+from tests.rigs.ledger import (
+    DELTA,
+    LEFT,
+    make,
+    path,
+    reserve,
+)
 
 __all__ = ["path"]
 

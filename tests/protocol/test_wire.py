@@ -18,16 +18,9 @@ from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.noise import Noise
 from privsyn_flower.protocol.packing import pack_rows
-from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
-
-TICKET = Ticket("run", "votes", 3, 1)
-NOISE = Noise(2.5, 4096.0, 24, 85.0, 5.0)
-
-
-def query(m: int = 20, d: int = 384) -> Query:
-    rows = np.random.default_rng(0).normal(size=(m, d)).astype(np.float32)
-    return Query.votes(rows, bound=1.0, model="m", clip="worst-case", samples_cap=4)
+from tests.rigs.wire import NOISE, TICKET, query
 
 
 def scores(m: int = 18, d: int = 384, dimension: int = 0, spread: Any = 1.0) -> Query:

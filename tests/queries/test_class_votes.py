@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.queries import shard_votes
 from privsyn_flower.queries import votes as votes_module
-from tests.queries.test_votes import calm, nasty
+from tests.rigs.queries_votes import calm, nasty
 
 CLIPS = ("normalised", "worst-case", "sqrt-count")
 METRICS = ("l2", "cosine", "ip")

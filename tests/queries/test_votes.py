@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.queries import shard_votes, vote_histogram, vote_sensitivity
 from privsyn_flower.queries import votes as votes_module
+from tests.rigs.queries_votes import calm, nasty
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CLIPS = ("normalised", "worst-case", "sqrt-count")
@@ -156,9 +157,6 @@ def test_integers_of_nobody():
 
 
 # --- sensitivity ----------------------------------------------------------------------------
-
-nasty = st.sampled_from([0.0, 1.0, -1.0, 2.0, 0.5, 3e38, -3e38, 1e-40, np.nan, np.inf, -np.inf])
-calm = st.sampled_from([0.0, 1.0, -1.0, 2.0, 0.5, 3e38, 1e-40])
 
 
 @st.composite

@@ -13,18 +13,8 @@ from hypothesis import strategies as st
 
 from privsyn_flower.secagg import Code, Cohort, Member, SecaggError, Session
 from privsyn_flower.secagg.cohort import pack_list, unpack_list
+from tests.rigs.session import members
 from tests.secagg.rig import a_session
-
-
-def members(n: int, **changes: Any) -> list[Member]:
-    def key(kind: int, i: int) -> bytes:
-        return bytes([kind, i]) * 16
-
-    return [
-        Member(**{"id": 9 - i, "weight": 1, "identity": key(1, i), "cipher": key(2, i),
-                  "mask": key(3, i), **(changes if i == 1 else {})})
-        for i in range(n)
-    ]  # fmt: skip
 
 
 def weighing(*weights: int) -> list[Member]:

@@ -29,7 +29,7 @@ from privsyn_flower.text.embedders import NgramEmbedder
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.topics import load_topics
 from tests.conftest import node_context, sentences
-from tests.text.test_conditional import bart_folder  # noqa: F401 - a fixture
+from tests.rigs.conditional import bart_folder  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
@@ -384,7 +384,7 @@ def test_one_node_with_coins_as_in_the_paper(
 def test_an_encoder_decoder_generator(
     configured: Any,
     loopback: Any,
-    bart_folder: Path,  # noqa: F811
+    bart_folder: Path,
     tmp_path: Path,
 ) -> None:
     """BART, as in the paper: trained on the nodes, copied where nothing is trained."""

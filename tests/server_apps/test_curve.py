@@ -26,6 +26,13 @@ from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.text.models.lm_metrics import Scorer
+from tests.rigs.training_pipeline import (
+    DP_FEDAVG,
+    FTRL,
+    Killed,
+    keys,
+    killing,
+)
 from tests.server_apps.in_process import (
     HANDLERS,
     charges,
@@ -35,7 +42,6 @@ from tests.server_apps.in_process import (
     shared,
     small_config,
 )
-from tests.server_apps.test_training_pipeline import DP_FEDAVG, FTRL, Killed, keys, killing
 
 pytestmark = pytest.mark.slow
 

@@ -29,8 +29,9 @@ from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.evaluation import config as measure_keys
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.text.models.parameters import MOST_MODELS, read_model
-from tests.app.preflight.test_plan import BOX
 from tests.conftest import node_context, sentences
+from tests.rigs.plan import BOX
+from tests.rigs.training_pipeline import Killed, killing
 from tests.server_apps.in_process import (
     HANDLERS,
     TEXTS_PER_USER,
@@ -45,7 +46,6 @@ from tests.server_apps.in_process import (
     small_config,
     write_rows,
 )
-from tests.server_apps.test_training_pipeline import Killed, killing
 
 pytestmark = pytest.mark.slow
 

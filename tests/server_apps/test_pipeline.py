@@ -11,15 +11,14 @@ import pytest
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.privacy.ledger.usage import remaining_rounds
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
-from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import run_id
-from privsyn_flower.text import load_embedder
 from tests.conftest import config_ledger, sentences
+from tests.rigs.pipeline import Asking
 from tests.server_apps.in_process import (
     CONFIGS,
     deployed,
@@ -29,7 +28,6 @@ from tests.server_apps.in_process import (
     texts,
     write_rows,
 )
-from tests.strategies.test_rounds import Counting
 
 PAPER = sorted((CONFIGS / "papers").glob("pretext-*.toml"))
 QUICK = {"pretext-jobs-eps7.58", "pretext-llama2-jobs-eps7.58"}  # one of each kind
@@ -112,26 +110,6 @@ def test_the_same_apps_run_a_deployed_federation(tmp_path: Path, loopback: Any) 
     }
     seen = "".join(str(message.content) for message in grid.received)
     assert not any(text in seen for text in private)
-
-
-class Asking(Counting):
-    """Two rounds of votes or scores on public texts; can be killed when it learns."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(2)
-        self.kind, self.killed = kind, False
-
-    def ask(self, rnd: int) -> Query:
-        embedder = load_embedder("ngram-32")
-        rows, given = embedder.embed(sentences(16, rnd)), {"model": embedder.fingerprint}
-        if self.kind == "votes":
-            return Query.votes(rows, bound=1.0, **given)
-        return Query.scores(rows, bound=1.0, groups=[8, 8], **given)
-
-    def learn(self, rnd: int, released: Any, noise_std: float) -> dict[str, Any]:
-        if self.killed:
-            raise KeyboardInterrupt
-        return super().learn(rnd, released, noise_std)
 
 
 @pytest.mark.parametrize("kind", ["votes", "scores"])

@@ -20,6 +20,7 @@ from privsyn_flower.text.preference import PreferenceTrainer
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.serving.http_client import ServerError
 from tests.conftest import sentences
+from tests.rigs.http_generator import Fake, choices
 from tests.server_apps.in_process import (
     CONFIGS,
     POPRI,
@@ -30,7 +31,6 @@ from tests.server_apps.in_process import (
     shared,
     small_config,
 )
-from tests.text.test_http_generator import Fake, choices
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ import pytest
 from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.server_apps.methods import synthesis
 from privsyn_flower.text.generators import HuggingFaceGenerator
+from tests.rigs.http_generator import Body, Fake, choices
 from tests.server_apps.in_process import (
     POPRI,
     PRETEXT,
@@ -25,7 +26,6 @@ from tests.server_apps.in_process import (
     small_config,
     texts,
 )
-from tests.text.test_http_generator import Body, Fake, choices
 
 __all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 

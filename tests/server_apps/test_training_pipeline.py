@@ -36,8 +36,14 @@ from privsyn_flower.server_apps.public_text import PublicText, public_text
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.rounds import Rounds
-from privsyn_flower.strategies.engine.session import noise_key_folder
 from tests.conftest import node_context, sentences
+from tests.rigs.training_pipeline import (
+    DP_FEDAVG,
+    FTRL,
+    Killed,
+    keys,  # noqa: F401
+    killing,
+)
 from tests.server_apps.in_process import (
     CONFIGS,
     HANDLERS,
@@ -59,41 +65,10 @@ pytestmark = pytest.mark.slow
 __all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 
-@pytest.fixture(autouse=True)
-def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where keys of noise lie in these tests."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    return noise_key_folder()
-
-
-DP_FEDAVG = {
-    "method": "dp-fedavg",
-    "epsilon": 500.0,
-    "rounds": 2,
-    "training.parameters": "lora",
-    "training.lora-rank": 2,
-    "training.lora-factors": "up",
-    "training.learning-rate": 0.5,
-    "training.max-steps": 1,
-    "training.public-steps": 3,
-}
-
-
 @pytest.fixture
 def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
     """Dotted keys on top of DP-FedAvg in two rounds -> the configuration."""
     return partial(small_config, shared, causal_folder, **DP_FEDAVG)
-
-
-FTRL = {
-    "method": "dp-ftrl",
-    "rounds": 4,
-    "training.noise": "aggregator",
-    "training.parameters": "layers",
-    "training.layers": "*norm*",
-    "ftrl.mechanism": "banded",
-    "ftrl.min-separation": 2,
-}
 
 
 POLICY = """
@@ -294,22 +269,6 @@ def test_an_aggregator_may_add_independent_noise(
 
 
 STORED = ("training-start", "final")
-
-
-class Killed(BaseException):
-    """What no handler of ours catches."""
-
-
-def killing(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, when: Any = None) -> None:
-    """Make `place.name` end the process when it is called (and `when` says so)."""
-    real = getattr(place, name)
-
-    def fatal(*args: Any, **kwargs: Any) -> Any:
-        if when is None or when(*args, **kwargs):
-            raise Killed(name)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(place, name, fatal)
 
 
 STAGES: list[tuple[str, Any, str, Any]] = [

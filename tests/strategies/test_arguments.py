@@ -9,52 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord
 
 from privsyn_flower.config import AveragingConfig, PreTextConfig
 from privsyn_flower.config import api as config_api
-from privsyn_flower.privacy.encoding.quantize import to_modulus
-from privsyn_flower.protocol import wire
-from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
-from privsyn_flower.protocol.question import Query
-from privsyn_flower.strategies import DPFedAvg, PrEText, SynthesisStrategy
+from privsyn_flower.strategies import DPFedAvg, PrEText
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.arguments import changes, described
 from privsyn_flower.text import MaskFill, Retrieval, load_embedder
 from tests.conftest import sentences
+from tests.rigs.arguments import Zeros
 from tests.strategies.training_rig import record, trainers
-
-
-class Voting:
-    """A node that answers votes with zeros."""
-
-    def __init__(self, weight: int, partition: int) -> None:
-        self.facts = Hello(weight, partition, deployed=False)
-
-    def __call__(self, message: Message) -> Message:
-        if message.metadata.message_type == HELLO:
-            return answer_hello(message, self.facts)
-        query, ticket, noise = wire.read_ask(message, self.facts.weight)
-        zeros = np.zeros(query.length, dtype=np.int64)
-        return wire.answer(message, ticket, to_modulus(zeros, noise.bits), noise.bits)
-
-
-class Zeros(SynthesisStrategy):
-    """Votes for nothing in particular."""
-
-    def __init__(self, rounds: int = 1) -> None:
-        self.rounds, self.seeds = rounds, list[str]()
-
-    def ask(self, rnd: int) -> Query:
-        return Query.votes(np.eye(4, dtype=np.float32), bound=1.0, model="m")
-
-    def learn(self, rnd: int, released: Any, noise_std: float) -> dict[str, Any]:
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 @pytest.fixture
@@ -111,7 +76,7 @@ def test_a_complete_folder_says_that_nothing_was_asked_and_what_differs(
 def test_values_in_words() -> None:
     retrieval = Retrieval(["a b", "c d"], np.eye(2, 64), load_embedder("ngram-64"), 1)
     found = described("infiller", retrieval)
-    assert found["infiller"] == "Retrieval" and found["infiller.neighbors"] == "1"
+    assert found["variation"] == "Retrieval" and found["variation.neighbors"] == "1"
     one, other = described("texts", ["a", "b"]), described("texts", ["a", "c"])
     assert one["texts"].startswith("2 texts (") and len(changes(one, other)) == 1
     assert described("config", PreTextConfig(lookahead=3))["config.lookahead"] == "3"

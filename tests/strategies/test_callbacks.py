@@ -14,9 +14,14 @@ from privsyn_flower.privacy.release import TooFewSurvivors
 from privsyn_flower.strategies import Callback, CheckFailed, DPFedAvg, Question, RunStart
 from privsyn_flower.strategies.engine.callbacks import Callbacks
 from privsyn_flower.strategies.engine.rounds import NothingLearned
-from tests.strategies.test_ctcl import base, made, nodes, started
-from tests.strategies.test_dp_fedavg import WIDE, train
-from tests.strategies.test_rounds import Counting, VotingNode, engine
+from tests.rigs.ctcl import (
+    base,
+    made,
+    nodes,
+    started,
+)
+from tests.rigs.dp_fedavg import WIDE, train
+from tests.rigs.rounds import Counting, VotingNode, engine
 from tests.strategies.training_rig import trainers
 from tests.text.conftest import causal_folder
 

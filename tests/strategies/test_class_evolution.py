@@ -15,7 +15,7 @@ from privsyn_flower.protocol.question import MOST_CLASSES
 from privsyn_flower.strategies import NothingSurvived, PrEText, PrivateEvolution
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences
-from tests.strategies.test_private_evolution import Numbered, calls
+from tests.rigs.private_evolution import Numbered, calls
 
 LABELS = ("good", "bad", "odd")
 FIRST = {name: [f"{name} {text}" for text in sentences(40, i)] for i, name in enumerate(LABELS)}

@@ -29,7 +29,7 @@ from privsyn_flower.strategies import DPFTRL, TrainingResult
 from privsyn_flower.strategies.averaging.server_optimizers import FedAvg
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from tests.conftest import node_context
-from tests.strategies.test_dp_fedavg import Kill, Writes, bits, killed_everywhere, numbers, quick
+from tests.rigs.dp_fedavg import Kill, Writes, bits, killed_everywhere, numbers, quick
 from tests.strategies.training_rig import WEIGHTS, Trainer, ftrl, record, trainers
 
 DELTA = 1e-6

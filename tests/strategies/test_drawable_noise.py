@@ -10,7 +10,7 @@ from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.protocol.noise import total_variation
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import integer_noise
-from tests.client_apps.test_answers import question
+from tests.rigs.answers import question
 
 
 @settings(max_examples=60, deadline=None)

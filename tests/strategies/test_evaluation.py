@@ -81,7 +81,7 @@ class Device:
 
 
 @pytest.fixture
-def base(causal_folder: Path) -> Path:  # noqa: F811
+def base(causal_folder: Path) -> Path:
     return causal_folder
 
 

@@ -11,7 +11,7 @@ from flwr.app import Error, Message
 from privsyn_flower.messaging import Absence
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.strategies.engine.rounds import LOST, WorkersLost
-from tests.strategies.test_rounds import Counting, VotingNode, engine
+from tests.rigs.rounds import Counting, VotingNode, engine
 
 DIED = "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly'>"
 RAISED = "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'my diary says'>"

@@ -50,8 +50,8 @@ from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes
 from privsyn_flower.strategies.engine.mechanisms import NodeNoise
 from privsyn_flower.strategies.engine.rounds import NoRelease, NothingLearned, Rounds
 from privsyn_flower.strategies.engine.session import trusted_noise
-from tests.client_apps.test_answers import Device, expected, question
-from tests.strategies.test_rounds import Counting, VotingNode
+from tests.rigs.answers import Device, expected, question
+from tests.rigs.rounds import Counting, VotingNode
 
 EPSILON, DELTA, T = 4.0, 1e-6, 5
 BANDED = factorization("banded", T, bands=2)

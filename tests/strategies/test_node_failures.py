@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,10 @@ from privsyn_flower.strategies.engine.node_failures import (
     report,
 )
 from privsyn_flower.strategies.engine.rounds import Rounds
-from tests.strategies.test_rounds import Counting, VotingNode, engine
+from tests.rigs.node_failures import note
+from tests.rigs.rounds import Counting, VotingNode, engine
 
 TICKET = Ticket("r", "votes", 1, 1)
-
-
-def note(cache: Path, place: str, **changes: Any) -> Path:
-    """A row as a node writes it into its cache."""
-    row = {"run": "r", "round": 1, "attempt": 1, "kind": "answer", "users": 25, "of": 25}
-    row |= {"error": "NameError", "at": "train.py:12", **changes}
-    path = cache / place / "failures.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    return path
 
 
 def hellos(**changes: Any) -> list[Hello]:

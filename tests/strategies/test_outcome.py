@@ -17,8 +17,8 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import DPFTRL
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.outcome import note_samples
-from tests.strategies.test_dp_fedavg import train
-from tests.strategies.test_synthesis import Counting, grid_of
+from tests.rigs.dp_fedavg import train
+from tests.rigs.synthesis import Counting, grid_of
 from tests.strategies.training_rig import ftrl, trainers
 
 

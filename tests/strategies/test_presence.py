@@ -18,8 +18,8 @@ from privsyn_flower.strategies.engine import cohort
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.strategies.engine.rounds import Rounds
-from tests.strategies.test_arguments import Voting, Zeros
-from tests.strategies.test_rounds import Counting, VotingNode, engine
+from tests.rigs.arguments import Voting, Zeros
+from tests.rigs.rounds import Counting, VotingNode, engine
 from tests.strategies.training_rig import record
 
 

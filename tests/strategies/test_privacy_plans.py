@@ -10,8 +10,8 @@ import pytest
 
 from privsyn_flower.strategies import SynthesisStrategy
 from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
-from tests.strategies.test_popri import federation, make
-from tests.strategies.test_pretext import strategy as pretext
+from tests.rigs.pretext import strategy as pretext
+from tests.rigs.strategies_popri import federation, make
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"epsilon": 10.0}, r"epsilon = 10\.0 was 20\.0, noise_multiplier = .* was"),

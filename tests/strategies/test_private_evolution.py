@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,9 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.strategies import NothingSurvived, PrivateEvolution
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences
+from tests.rigs.private_evolution import Numbered, calls
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-class Numbered:
-    """Variation that says how often, and as which of its call, a text was varied."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[str]] = []
-
-    def vary(self, texts: Sequence[str], rng: np.random.Generator) -> list[str]:
-        self.calls.append(list(texts))
-        return [f"{text} v{i}r{int(rng.integers(10**6))}" for i, text in enumerate(texts)]
 
 
 def strategy(rounds: int = 3, seed: int = 0, **options: Any) -> PrivateEvolution:
@@ -40,11 +29,6 @@ def strategy(rounds: int = 3, seed: int = 0, **options: Any) -> PrivateEvolution
         config=config,
         seed=seed,
     )
-
-
-def calls(method: PrivateEvolution) -> list[list[str]]:
-    found: Any = method.variation
-    return list(found.calls)
 
 
 def test_pe_draws_by_votes_and_replaces_all() -> None:

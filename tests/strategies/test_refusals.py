@@ -16,9 +16,9 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import DPFedAvg
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.strategies.engine.rounds import NoRelease, NothingSurvived
-from tests.client_apps.test_answers import Device
-from tests.strategies import test_secure_rounds
-from tests.strategies.test_rounds import Counting, VotingNode, engine
+from tests.rigs import secure_rounds as secure_rounds_rig
+from tests.rigs.answers import Device
+from tests.rigs.rounds import Counting, VotingNode, engine
 from tests.strategies.training_rig import record, trainers
 
 # What a node keeps to itself: limits of single users, and how a roster is read.
@@ -61,11 +61,11 @@ def test_a_refusal_of_everybody_is_asked_once_and_told(
 def test_nodes_of_another_policy_end_a_secure_run_at_once(tmp_path: Path, loopback: Any) -> None:
     policy = Policy(queries=("scores",), min_cohort=3)
     devices = {100 + i: Device(tmp_path, i, policy) for i in range(4)}
-    run = test_secure_rounds.engine(tmp_path, loopback(devices), test_secure_rounds.Asking())
+    run = secure_rounds_rig.engine(tmp_path, loopback(devices), secure_rounds_rig.Asking())
     with pytest.raises(NoRelease, match=r"4 of 4 nodes refused: policy \(queries\)"):
         run.run()
     assert [device.stages for device in devices.values()] == [["advertise"]] * 4
-    assert test_secure_rounds.states(run) == [(1, 1, "void", False)]
+    assert secure_rounds_rig.states(run) == [(1, 1, "void", False)]
 
 
 def test_refusals_that_leave_too_few_end_the_run_with_what_it_has(
@@ -119,7 +119,7 @@ def test_a_whole_run_did_not_end_early(tmp_path: Path, loopback: Any) -> None:
 
 def test_two_nodes_are_too_few_for_a_secure_sum_at_once(tmp_path: Path, loopback: Any) -> None:
     devices = {100 + i: Device(tmp_path, i) for i in range(2)}
-    run = test_secure_rounds.engine(tmp_path, loopback(devices), test_secure_rounds.Asking())
+    run = secure_rounds_rig.engine(tmp_path, loopback(devices), secure_rounds_rig.Asking())
     object.__setattr__(run.plan, "users", 10)
     object.__setattr__(run.plan, "nodes", 2)
     with pytest.raises(TooFewNodes, match=r"needs at least 3 nodes, 2 would.*num-supernodes"):
@@ -167,8 +167,8 @@ def test_only_keys_on_the_list_leave_a_node_or_are_read(
         run.run()
     policy = Policy(queries=("scores",))
     devices = {100 + i: hostile(Device(tmp_path, i, policy)) for i in range(4)}
-    other = test_secure_rounds.engine(
-        tmp_path / "secure", loopback(devices), test_secure_rounds.Asking()
+    other = secure_rounds_rig.engine(
+        tmp_path / "secure", loopback(devices), secure_rounds_rig.Asking()
     )
     with pytest.raises(NoRelease) as secure:
         other.run()
@@ -178,7 +178,7 @@ def test_only_keys_on_the_list_leave_a_node_or_are_read(
 
 
 def a_question() -> Any:
-    from tests.protocol.test_wire import NOISE, TICKET, query
+    from tests.rigs.wire import NOISE, TICKET, query
 
     return query(), TICKET, NOISE
 

@@ -27,10 +27,14 @@ from privsyn_flower.strategies.engine.run_ledger import (
     run_id,
 )
 from tests.conftest import config_ledger
-from tests.strategies import test_app_evaluation as evaluated
-from tests.strategies.test_rounds import Counting, VotingNode, nodes
-from tests.strategies.test_synthesis import Counting as Votes
-from tests.strategies.test_synthesis import grid_of
+from tests.rigs import app_evaluation as evaluated
+from tests.rigs.rounds import (
+    Counting,
+    VotingNode,
+    nodes,
+)
+from tests.rigs.synthesis import Counting as Votes
+from tests.rigs.synthesis import grid_of
 from tests.strategies.training_rig import ftrl, record, trainers
 
 __all__ = ["nodes"]

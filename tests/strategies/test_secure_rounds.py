@@ -8,54 +8,17 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.protocol import secure
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes
-from privsyn_flower.strategies.engine.rounds import MOST_ABORTS, NoRelease, Rounds
-from tests.client_apps.test_answers import Device, expected, question
-from tests.strategies.test_rounds import Counting
-
-
-class Asking(Counting):
-    """One fixed vote question a round."""
-
-    def ask(self, rnd: int) -> Query:
-        self.asked.append(rnd)
-        return question()
+from privsyn_flower.strategies.engine.rounds import MOST_ABORTS, NoRelease
+from tests.rigs.answers import Device, expected, question
+from tests.rigs.secure_rounds import Asking, engine, states
 
 
 @pytest.fixture
 def devices(tmp_path: Path) -> dict[int, Device]:
     return {100 + i: Device(tmp_path, i) for i in range(4)}
-
-
-def engine(
-    tmp_path: Path, grid: Any, strategy: Asking, *, multiplier: float = 5.0, spare: int = 1
-) -> Rounds:
-    ledger = Ledger.open(
-        tmp_path / "ledger.jsonl",
-        population="people",
-        total_epsilon=1e9 if multiplier < 1 else 2.0,
-        total_delta=1e-5,
-    )
-    plan = RoundPlan(
-        run="r",
-        users=20,
-        noise_multiplier=multiplier,
-        spare_rounds=spare,
-        min_surviving_weight=0.75,
-        nodes=4,
-        round_timeout=0.5,
-        stage_timeout=0.5,
-        node_timeout=1.0,
-    )
-    return Rounds(grid, strategy, plan, RunFolder(tmp_path / "run"), ledger)
-
-
-def states(run: Rounds) -> list[tuple[int, int, str, bool]]:
-    return [(c.round, c.attempt, c.state, c.sent) for c in run.ledger.charges(run="r")]
 
 
 def test_rounds_release_the_exact_sum(

@@ -24,9 +24,9 @@ from privsyn_flower.strategies.engine.rounds import NoRelease, OneQuestion
 from privsyn_flower.strategies.engine.session import FederationSpec, Session
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences
+from tests.rigs.pipeline import Asking
+from tests.rigs.rounds import VotingNode
 from tests.server_apps.in_process import deployed, grid_for
-from tests.server_apps.test_pipeline import Asking
-from tests.strategies.test_rounds import VotingNode
 
 EPSILON, DELTA = 8.0, 1e-5
 TOPICS = 4

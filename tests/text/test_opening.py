@@ -28,8 +28,15 @@ from privsyn_flower.text.serving.vllm_server import (
     gpu_environment,
     server_command,
 )
-from tests.text.test_http_generator import Body, Fake, choices
-from tests.text.test_vllm_server import STAND_IN, eventually, mood, stand_in, started, write_adapter
+from tests.rigs.http_generator import Body, Fake, choices
+from tests.rigs.vllm_server import (
+    STAND_IN,
+    eventually,
+    mood,
+    stand_in,
+    started,
+    write_adapter,
+)
 
 SAMPLING = Sampling(9, temperature=0.3, top_p=0.8, top_k=40)
 

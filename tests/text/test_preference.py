@@ -19,8 +19,9 @@ from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.models.adapters import CONFIG, WEIGHTS, AdapterError
 from privsyn_flower.text.preference.trainer import CHECKPOINTS, FINISHED, TASK, PreferenceTrainer
 from privsyn_flower.text.preference.tuning import EXPAND_ENDING, encode_pairs
-from privsyn_flower.text.prompts import HEADING, expand_prompt
+from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.protocols import Trained, Trainer
+from tests.rigs.preference import PAIRS, trainer
 
 from .conftest import SENTENCES, make_tokenizer
 
@@ -28,21 +29,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "popri_preference_dataset.json"
-PAIRS = [
-    {
-        "prompt": expand_prompt([f"{word} b c"]),
-        "chosen": f"{word} tea",
-        "rejected": "river fox",
-    }
-    for word in ("Return", "quick", "senior", "array", "small", "near")
-]
 Pairs = Sequence[dict[str, str]]
-
-
-def trainer(folder: Path, **settings: Any) -> PreferenceTrainer:
-    defaults = {"learning_rate": 1e-2, "epochs": 1, "batch_size": 6, "beta": 0.1}
-    options = {"device": "cpu", "progress": False, **defaults, **settings}
-    return PreferenceTrainer(folder, **options)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from privsyn_flower.text.preference.launched import (
 )
 from privsyn_flower.text.preference.trainer import FINISHED, PreferenceTrainer
 from tests.end_to_end.conftest import left_running, processes_mentioning
-from tests.text.test_preference import PAIRS, trainer
+from tests.rigs.preference import PAIRS, trainer
 
 pytest.importorskip("trl")
 ROOT = Path(__file__).parents[2]

@@ -20,9 +20,9 @@ from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.training import Layout, LocalTraining
 from privsyn_flower.training.low_rank import initial_parameters, linear_weights, trained_patterns
 from privsyn_flower.training.models import load_model
-from tests.client_apps.test_conditional_updates import SOURCE, by_hand, conditions
-from tests.client_apps.test_updates import CLIP, USERS, answer, decoded, node, noise, question
-from tests.text.test_conditional import bart_folder  # noqa: F401 - a fixture
+from tests.rigs.conditional import bart_folder  # noqa: F401
+from tests.rigs.conditional_updates import SOURCE, by_hand, conditions
+from tests.rigs.updates import CLIP, USERS, answer, decoded, node, noise, question
 
 OPTIONS = LocalTraining(
     "sgd", 1.0, 0.0, 0.0, epochs=1, batch_size=8, max_steps=4, sequence_length=12
@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(bart_folder: Path) -> Path:  # noqa: F811
+def folder(bart_folder: Path) -> Path:
     return bart_folder
 
 

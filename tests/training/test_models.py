@@ -17,6 +17,7 @@ from privsyn_flower.training.layout import Optimizer
 from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 from privsyn_flower.training.models import TOKEN_CHARACTERS, CausalLM, load_model
 from tests.conftest import sentences
+from tests.rigs.models import factors, folder, gpt2, moved  # noqa: F401
 from tests.text.conftest import causal_folder, make_tokenizer  # noqa: F401 - fixtures
 
 TEXTS = ["a river of stone", *sentences(4, 1), "x" * 300, ""]
@@ -35,50 +36,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def folder(causal_folder: Path) -> Path:  # noqa: F811
-    return causal_folder
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-2, whose linear layers are stored as (inputs, outputs), with dropout."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    folder = tmp_path_factory.mktemp("gpt2")
-    tokenizer = make_tokenizer(folder, masked=False)
-    config = GPT2Config(
-        vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64,
-        bos_token_id=0, eos_token_id=1, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
-
-
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
-
-
-def moved(folder: Path, seed: int = 0) -> dict[str, Any]:
-    """A round's parameters: the base's, moved a little."""
-    draw = np.random.default_rng(seed)
-    return {
-        name: (array + 0.05 * draw.standard_normal(array.shape)).astype(np.float32)
-        for name, array in initial_parameters(folder, "full").items()
-    }
-
-
-def factors(folder: Path, which: Any = "both") -> dict[str, Any]:
-    """Low-rank factors whose product is not zero."""
-    start = initial_parameters(folder, "lora", rank=2, factors=which, seed=3)
-    draw = np.random.default_rng(4)
-    return {
-        name: array if array.any() else 0.1 * draw.standard_normal(array.shape).astype(np.float32)
-        for name, array in start.items()
-    }
 
 
 def by_hand(

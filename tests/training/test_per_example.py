@@ -22,8 +22,12 @@ from privsyn_flower.training.per_example import (
     users_together,
 )
 from tests.conftest import sentences
+from tests.rigs.models import (
+    factors,
+    gpt2,  # noqa: F401
+    moved,
+)
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
-from tests.training.test_models import factors, gpt2, moved  # noqa: F401 - a fixture
 
 STEP = LocalTraining(
     "sgd", 1.0, 0.0, 0.0, epochs=1, batch_size=3, max_steps=1, sequence_length=12
@@ -42,12 +46,12 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
-def model(request: pytest.FixtureRequest, causal_folder: Path, gpt2: Path) -> CausalLM:  # noqa: F811
+def model(request: pytest.FixtureRequest, causal_folder: Path, gpt2: Path) -> CausalLM:
     return load_model({"llama": causal_folder, "gpt2": gpt2}[request.param], "cpu")
 
 
 @pytest.fixture
-def llama(causal_folder: Path) -> CausalLM:  # noqa: F811
+def llama(causal_folder: Path) -> CausalLM:
     return load_model(causal_folder, "cpu")
 
 

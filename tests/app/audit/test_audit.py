@@ -23,7 +23,6 @@ from privsyn_flower.app.audit import (
     AuditError,
     audit,
     described,
-    measure,
     mu_lower_bound,
     variance_test,
 )
@@ -31,15 +30,19 @@ from privsyn_flower.app.audit.settings import node_seats, smallest_population
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps import scores as scores_app
-from privsyn_flower.client_apps import votes as votes_app
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import epsilon
 from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.strategies.engine.cohort import RoundPlan
+from tests.rigs.audit_audit import (
+    TIGHT,
+    TRIALS,
+    calm,  # noqa: F401
+    noise_with,
+    votes_with,
+)
 
-TRIALS = 10_000
-TIGHT = 0.5  # of the claim, which so many trials certify but for 1 audit in thousands
 MANY, TIGHTER = 100_000, 0.85
 # One release at noise multiplier 1; epsilon is a budget that it stays below.
 SETTINGS: dict[str, Any] = {
@@ -65,18 +68,6 @@ def command(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["audit", *sets, *arguments])
 
 
-def noise_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
-    """change(draw, length, weight, min_weight, multiplier, ...) is every node's noise."""
-    draw = answers.node_noise_integers
-    monkeypatch.setattr(answers, "node_noise_integers", lambda *a: change(draw, *a))
-
-
-def votes_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
-    """change(shard_votes, rows, users, candidates, options) is a node's sum of vectors."""
-    real = votes_app.shard_votes
-    monkeypatch.setattr(votes_app, "shard_votes", lambda *a, **options: change(real, *a, options))
-
-
 def scores_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
     """change(shard_scores, rows, users, candidates, options) is a node's sum of vectors."""
     real = scores_app.shard_scores
@@ -84,12 +75,6 @@ def scores_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> 
 
 
 # --- honest ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A false alarm of the variance test once in 2000 audits is too often for a test suite."""
-    monkeypatch.setattr(measure, "NOISE_LEVEL", 1e-9)
 
 
 @pytest.mark.usefixtures("calm")
@@ -165,7 +150,7 @@ def test_vectors_twice_as_long_are_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_clip_of_the_node_instead_of_each_user_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def clip_of_sums(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
-        changed = {**options, "samples_cap": 10**6, "counted": None}
+        changed = {**options, "samples_cap": 10**6, "sampled": None}
         return real(rows, np.zeros_like(users), candidates, **changed)
 
     votes_with(monkeypatch, clip_of_sums)
@@ -180,7 +165,7 @@ def test_a_clip_of_the_nodes_scores_is_caught(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
     def clip_of_sums(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
-        changed = {**options, "samples_cap": 10**6, "counted": None}
+        changed = {**options, "samples_cap": 10**6, "sampled": None}
         return real(rows, np.zeros_like(users), candidates, **changed)
 
     scores_with(monkeypatch, clip_of_sums)
@@ -226,7 +211,7 @@ def test_scores_with_too_little_noise_are_caught(monkeypatch: pytest.MonkeyPatch
     assert found.contradiction and found.noise_variance_ratio == pytest.approx(0.81, abs=0.03)
 
 
-@pytest.mark.parametrize("counted", [1000, 950], ids=["all users", "colluders too"])
+@pytest.mark.parametrize("sampled", [1000, 950], ids=["all users", "colluders too"])
 def test_noise_shared_among_more_than_w_min_is_caught(
     monkeypatch: pytest.MonkeyPatch, sampled: int
 ) -> None:

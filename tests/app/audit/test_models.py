@@ -112,7 +112,7 @@ def test_a_clip_of_each_layer_by_itself_is_caught(monkeypatch: pytest.MonkeyPatc
                     alone[part] = delta[part]
                     yield alone
 
-        return real(layers(), **{**options, "counted": None})
+        return real(layers(), **{**options, "sampled": None})
 
     updates_with(monkeypatch, by_layer)
     found = measured(trials=20_000)
@@ -123,7 +123,7 @@ def test_a_user_counted_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     updates_with(
         monkeypatch,
         lambda real, deltas, options: real(
-            (d for d in deltas for _ in range(2)), **{**options, "counted": None}
+            (d for d in deltas for _ in range(2)), **{**options, "sampled": None}
         ),
     )
     metrics = evaluation_app.shard_metrics

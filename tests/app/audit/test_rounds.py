@@ -201,7 +201,7 @@ def test_users_who_are_too_long_are_caught(monkeypatch: pytest.MonkeyPatch, faul
                 first = np.where(np.arange(len(delta)) < middle, delta, 0)
                 yield from (first, delta - first if fault == "layers" else first)
 
-        return real(more(), **{**options, "counted": None})
+        return real(more(), **{**options, "sampled": None})
 
     monkeypatch.setattr(updates_app, "shard_updates", changed)
     found = measured(12_000)

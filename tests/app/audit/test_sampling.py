@@ -208,7 +208,7 @@ def test_vectors_that_ignore_sampling_are_caught(
         method
     ]
     real = getattr(app_, name)
-    monkeypatch.setattr(app_, name, lambda *a, **o: real(*a, **{**o, "counted": None}))
+    monkeypatch.setattr(app_, name, lambda *a, **o: real(*a, **{**o, "sampled": None}))
     found = measured(20_000, method=method)
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
     assert "more of the sums than its sampling" in described(found)

@@ -15,8 +15,8 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import gaussian_epsilon
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
-from tests.app.audit.test_audit import TIGHT, TRIALS, noise_with, votes_with
-from tests.app.audit.test_audit import calm as calm  # a fixture
+from tests.rigs.audit_audit import TIGHT, TRIALS, noise_with, votes_with
+from tests.rigs.audit_audit import calm as calm
 
 pytestmark = pytest.mark.slow
 

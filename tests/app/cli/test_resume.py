@@ -36,7 +36,11 @@ from privsyn_flower.runs import (
 )
 from privsyn_flower.server_apps import main as server
 from privsyn_flower.server_apps.run import Run
-from tests.strategies.test_rounds import Counting, VotingNode, nodes
+from tests.rigs.rounds import (
+    Counting,
+    VotingNode,
+    nodes,
+)
 
 __all__ = ["nodes"]
 

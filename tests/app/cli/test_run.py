@@ -37,8 +37,8 @@ from privsyn_flower.app.local.simulation import FlowerError, LocalFlower
 from privsyn_flower.config import RunConfig, to_toml
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, log_size, write_json
-from tests.app.cli.test_display import BENCHMARK, SUMMARY
-from tests.strategies.test_node_failures import note
+from tests.rigs.display import BENCHMARK, SUMMARY
+from tests.rigs.node_failures import note
 
 
 class SlowFlower(LocalFlower):

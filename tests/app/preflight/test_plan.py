@@ -29,11 +29,11 @@ from privsyn_flower.queries.scores import shard_scores
 from privsyn_flower.queries.votes import shard_votes
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan
-from tests.app.preflight.test_preflight import place as place  # a fixture
+from tests.rigs.plan import BOX
+from tests.rigs.preflight_preflight import place as place
 
 ROOT = Path(__file__).parents[3]
 PAPERS = sorted((ROOT / "configs" / "papers").glob("*.toml"))
-BOX = Machine("a box", "cpu", 2, 2**34, 1e11)
 NODE = replace(BOX, name="a GPU", device="cuda", memory=80 * 2**30, operations=5e14)
 
 

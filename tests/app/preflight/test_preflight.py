@@ -34,52 +34,14 @@ from privsyn_flower.server_apps import readiness
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine.session import trusted_noise
 from tests.conftest import config_ledger, sentences
+from tests.rigs.preflight_preflight import (
+    place,  # noqa: F401
+    write,
+)
 
 ROOT = Path(__file__).parents[3]
-CONFIG = """
-nodes = 3
-epsilon = 50.0
-cache = "cache"
-
-[data]
-source = "files"
-path = "users.jsonl"
-public-path = "public.jsonl"
-users = 40
-held-out-users = 10
-development-users = 5
-public-pool = 200
-public-validation = 20
-
-[models]
-embedder = "ngram-64"
-generator = "small"  # of the tiny one's seeds alone there is a word
-
-[pretext]
-population = 24
-variation = "retrieval"
-
-[expand]
-samples = 0
-"""
 
 Run = Callable[..., Result]
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with run.toml, 60 users of four texts and 400 public texts."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
-    texts = sentences(640, 0)
-    write(Path("users.jsonl"), [{"user_id": n % 60, "text": texts[n]} for n in range(240)])
-    write(Path("public.jsonl"), [{"text": text} for text in texts[240:]])
-    Path("run.toml").write_text(CONFIG)
-    return tmp_path
 
 
 @pytest.fixture
@@ -600,8 +562,8 @@ def test_releases_between_the_rounds_are_no_rounds(tmp_path: Path) -> None:
     }  # fmt: skip
     config = RunConfig.from_flat(values)
     rounds, evaluations = privacy_plan(config).phases
-    for place in ("releases/round-0001", "releases/round-0002", "releases/round-0003"):
-        RunFolder(tmp_path).save_release(int(place[-4:]), np.zeros(3))
+    for release in ("releases/round-0001", "releases/round-0002", "releases/round-0003"):
+        RunFolder(tmp_path).save_release(int(release[-4:]), np.zeros(3))
     for name in ("evaluation-0000", "evaluation-0002"):
         beside = RunFolder(tmp_path / "evaluations" / name)
         beside.save_value("phase", "evaluation")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,7 @@ from privsyn_flower.app.public.asking import AHEAD, FILE, Answer, Asker, Counts,
 from privsyn_flower.files import DataError
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.protocols import Answering, Reply, Sampling
-from tests.app.public.conftest import Canned
-
-Start = Callable[..., Canned]
-
-
-def asker(server: Canned, folder: Path, concurrency: int = 4, **options: Any) -> Asker:
-    sampling = {"temperature": 0.2, "top_k": 40} | options.pop("sampling", {})
-    model = server.generator(**options)
-    return Asker(model, folder, name="canned", **sampling, concurrency=concurrency)
-
-
-def requests(count: int, part: str = "text") -> list[Request]:
-    return [Request(f"{part} {i}", 8, note=i) for i in range(count)]
-
-
-def texts(answers: Iterable[Answer]) -> dict[Any, str | None]:
-    return {answer.request.note: answer.text for answer in answers}
+from tests.rigs.asking import Start, asker, chain, requests, texts
 
 
 class Model:
@@ -117,16 +101,6 @@ def test_equal_requests_are_asked_once(canned: Start, tmp_path: Path) -> None:
 
 
 # Chains
-
-
-def chain(branches: int, depth: int) -> Callable[[Answer], Iterator[Request]]:
-    def more(answer: Answer) -> Iterator[Request]:
-        path = answer.request.note
-        if len(path) < depth:
-            for i in range(branches):
-                yield Request(f"{answer.request.prompt}.{i}", 4, note=(*path, i))
-
-    return more
 
 
 @pytest.mark.parametrize("concurrency", [1, 5])

@@ -13,7 +13,7 @@ import pytest
 
 from privsyn_flower.app.public.asking import Answer, Counts, Request
 from privsyn_flower.text.serving.http_client import ServerError
-from tests.app.public.test_asking import Start, asker, chain, requests, texts
+from tests.rigs.asking import Start, asker, chain, requests, texts
 
 
 @pytest.mark.parametrize(

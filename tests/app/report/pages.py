@@ -11,7 +11,7 @@ from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.ledger.journal import Row
 from privsyn_flower.privacy.ledger.usage import exclusive, export
 from privsyn_flower.runs import RunFolder, write_json, write_jsonl
-from tests.app.report.test_tables import SECURE, summary
+from tests.rigs.tables import SECURE, summary
 
 TERMS: dict[str, Any] = {"total_epsilon": 7.58, "total_delta": 3e-6}
 

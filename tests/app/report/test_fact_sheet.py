@@ -20,7 +20,7 @@ from privsyn_flower.privacy.wording import CARRIED, delta_at_most
 from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan, statement
 from privsyn_flower.server_apps.public_text import carried_by
 from privsyn_flower.strategies.engine.record import claim_record, code, commit, digest
-from tests.app.report.test_registry import RUNS, known
+from tests.rigs.registry import RUNS, known
 
 POINTS = [
     "the promise", "privacy parameters", "variants", "the unit of privacy",

@@ -27,7 +27,8 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.runs import RunFolder, write_json, write_jsonl
 from privsyn_flower.server_apps.privacy_plan import statement
 from tests.app.report.pages import HOSTILE, benchmark, charged, metrics, run_folder, topical
-from tests.app.report.test_tables import CENTRAL, SECURE, summary
+from tests.rigs.page import hostile_folder
+from tests.rigs.tables import CENTRAL, SECURE, summary
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 TRAINS = {"dp-fedavg", "dp-ftrl", "evaluation"}
@@ -131,40 +132,6 @@ def test_values_that_no_run_writes_break_nothing(wrong: Any, tmp_path: Path) -> 
         changed = {**whole["benchmark"], key: wrong}
         write_json(tmp_path / "summary.json", {**whole, "benchmark": changed})
         assert "</html>" in page([tmp_path])
-
-
-def hostile_folder(folder: Path) -> Path:
-    """A run in which every text of others is hostile."""
-    values = dict(enumerate(HOSTILE))
-    texts = [{"text": text, "topic": n, "keywords": [text, text]} for n, text in values.items()]
-    bad = benchmark()
-    for key in ("accuracy", "loss", "training_texts", "methods"):
-        bad[key] = dict.fromkeys(HOSTILE, 0.2) if key != "methods" else {"a": HOSTILE[0]}
-    bad["accuracy_difference"] = {f"synthetic-{text}": [0.1, 0.0, 0.2] for text in HOSTILE}
-    bad["frechet"] = {text: {text: 0.5} for text in HOSTILE}
-    bad["verdict"] = list(HOSTILE)
-    clean = [text for text in HOSTILE if "\ud800" not in text]
-    found = run_folder(
-        folder,
-        config={"models.generator": clean[0], "population-name": "x"},
-    )
-    plain = json.loads((found / "summary.json").read_text())
-    plain |= {
-        "dataset": f"files:{HOSTILE[1]}", "privacy": " ".join(HOSTILE), "benchmark": bad,
-        "privacy_short": HOSTILE[0], "version": HOSTILE[1], "ended_early": HOSTILE[2],
-        "stage_seconds": dict.fromkeys(HOSTILE, 1.0), "unit": HOSTILE[3],
-        "verdict": {"sentences": list(HOSTILE), "excess": 1.0, "signal": HOSTILE[5]},
-        "topics": {"largest": [{"keywords": [HOSTILE[0]], "share": 0.5}]},
-    }  # fmt: skip
-    (found / "summary.json").write_text(json.dumps(plain), encoding="utf-8")
-    lines = "".join(f"{json.dumps(row)}\n" for row in texts)
-    (found / "synthetic.jsonl").write_text(lines, encoding="utf-8")
-    log = "".join(f"a b WARNING {text}\n" for text in clean)
-    (found / "run.log").write_text(log, encoding="utf-8")
-    (found / "error.txt").write_text(HOSTILE[0], encoding="utf-8")
-    events = [{"t": 1.0, "stage": text, "done": 1, "total": 2, "note": text} for text in HOSTILE]
-    (found / "progress.jsonl").write_text("".join(f"{json.dumps(e)}\n" for e in events), "utf-8")
-    return found
 
 
 def test_hostile_texts_become_no_markup(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from privsyn_flower.app.report.html.library import library
 from privsyn_flower.app.report.page import page, write_page
 from tests.app.report.pages import benchmark, run_folder, topical
-from tests.app.report.test_page import hostile_folder
+from tests.rigs.page import hostile_folder
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
@@ -25,66 +24,12 @@ from privsyn_flower.app.report.registry import (
 )
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.server_apps.privacy_plan import baseline, statement
+from privsyn_flower.server_apps.privacy_plan import statement
 from privsyn_flower.strategies.engine.record import claim_record, write_statement
 from tests.app.report.records import deployment_of, faults, validator
+from tests.rigs.registry import AGGREGATOR, COINS, RUNS, known
 
 DAY = date(2026, 11, 23)
-COINS = {"sampler": "poisson", "sampling-rate": 0.5, "rounds": 2}
-AGGREGATOR = {"method": "dp-ftrl", "training.noise": "aggregator"}
-# What a run is -> its model, its variant, and which parameters are claimed.
-RUNS: dict[str, tuple[dict[str, Any], str, str, set[str]]] = {
-    "pretext": ({}, "Federated", "Approximate DP", {"epsilon", "delta"}),
-    "pe": ({"method": "pe"}, "Federated", "Approximate DP", {"epsilon", "delta"}),
-    "popri": ({"method": "popri"}, "Federated", "Approximate DP", {"epsilon", "delta"}),
-    "ctcl": (
-        {"method": "ctcl", "training.noise": "nodes"}, "Federated", "Approximate DP",
-        {"epsilon", "delta"},
-    ),
-    "dp-fedavg": (
-        {"method": "dp-fedavg", "training.noise": "nodes", "training.adaptive-clipping": True},
-        "Federated", "Approximate DP", {"epsilon", "delta"},
-    ),
-    "dp-ftrl": (AGGREGATOR, "Central", "Approximate DP", {"epsilon", "delta", "rho"}),
-    "evaluation": (
-        {"method": "evaluation", "measure.models": "a=downstream"}, "Federated", "Approximate DP",
-        {"epsilon", "delta"},
-    ),
-    "plain": ({"aggregation": "plain"}, "Central", "Approximate DP", {"epsilon", "delta"}),
-    "coins": (COINS, "Federated", "Approximate DP", {"epsilon", "delta"}),
-    "seeded": ({"simulation-seeded-noise": True}, "Federated", "", set()),
-    "chosen": (
-        {"method": "popri", "popri.checkpoint": "private", "benchmark": True}, "Federated", "",
-        set(),
-    ),
-    "split": (
-        {"data.near-duplicates": "remove", "benchmark": True}, "Federated", "", set(),
-    ),
-    "split-public": (
-        {"method": "public-only", "data.near-duplicates": "remove", "benchmark": True}, "", "",
-        set(),
-    ),
-    "ledger": (
-        {"population-name": "phones", "ledger-epsilon": 20.0}, "Federated", "Approximate DP",
-        {"epsilon", "delta"},
-    ),
-    "public-only": ({"method": "public-only"}, "", "Pure DP", {"epsilon"}),
-    "expand-only": ({"method": "expand-only"}, "", "Pure DP", {"epsilon"}),
-    "expand-private": ({"method": "expand-private", "benchmark": True}, "", "", set()),
-    "dp-prompt": ({"method": "dp-prompt", "benchmark": True}, "Local", "Pure DP", {"epsilon"}),
-    "dp-prompt-seeded": (
-        {"method": "dp-prompt", "benchmark": True, "simulation-seeded-noise": True}, "Local", "",
-        set(),
-    ),
-}  # fmt: skip
-
-
-def known(values: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """What a summary knows before anything is asked, through JSON."""
-    config = RunConfig.from_flat(values)
-    said = baseline(config) or statement(config)
-    own = {"version": "0.0.9", "method": config.method, "users": 1000}
-    return dict(json.loads(json.dumps({**own, **claim_record(said), **more})))
 
 
 def made(values: dict[str, Any], **more: Any) -> dict[str, Any]:

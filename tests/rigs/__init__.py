@@ -1,0 +1,1 @@
+"""Stand-ins and small worlds that several test modules share."""

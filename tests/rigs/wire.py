@@ -1,0 +1,18 @@
+"""What several tests share about wire."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
+
+TICKET = Ticket("run", "votes", 3, 1)
+
+
+NOISE = Noise(2.5, 4096.0, 24, 85.0, 5.0)
+
+
+def query(m: int = 20, d: int = 384) -> Query:
+    rows = np.random.default_rng(0).normal(size=(m, d)).astype(np.float32)
+    return Query.votes(rows, bound=1.0, model="m", clip="worst-case", samples_cap=4)
