@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 from random_llama import SHAPES, make_model, parameters, random_texts
 
-from privsyn_flower.files import write_atomic
+from privsyn_flower.common.files import write_atomic
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.models.devices import empty_cache, resolve_device

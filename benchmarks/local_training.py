@@ -27,10 +27,10 @@ import numpy as np
 from privsyn_flower.client_apps import updates
 from privsyn_flower.client_apps.answers import Participants
 from privsyn_flower.client_apps.node.device import Node
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.privacy.encoding.dense import dense_numbers
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import LocalTraining, trained_layout

@@ -39,7 +39,7 @@ from privsyn_flower.app.cli.run import RunFailed, run_command
 from privsyn_flower.app.local import loopback_guard, simulation
 from privsyn_flower.app.local.federation import CONNECTION, LocalFederation
 from privsyn_flower.app.local.layout import create
-from privsyn_flower.files import locked
+from privsyn_flower.common.files import locked
 
 USERS_A_NODE, EMBEDDER, CANDIDATES = 6, "ngram-256", 1024
 COUNTER = Path(__file__).with_name("counted_superlink.py")

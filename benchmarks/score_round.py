@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from privsyn_flower.messaging import in_process, record_bytes
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+from privsyn_flower.protocol.messaging import in_process, record_bytes
 from privsyn_flower.protocol.noise import Noise
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import ask_records

@@ -14,7 +14,7 @@ import tracemalloc
 
 import numpy as np
 
-from privsyn_flower.arrays import F32
+from privsyn_flower.common.arrays import F32
 from privsyn_flower.text.encoders import unit
 from privsyn_flower.text.topic_training import spherical_kmeans
 

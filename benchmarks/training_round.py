@@ -29,12 +29,12 @@ from privsyn_flower.client_apps import updates
 from privsyn_flower.client_apps.answers import guarded, reply
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.config import AveragingConfig, CtclConfig, TrainingConfig
-from privsyn_flower.messaging import in_process
 from privsyn_flower.privacy import Ledger, calibrate
 from privsyn_flower.privacy.encoding.sizing import distance_each
 from privsyn_flower.privacy.ledger.usage import exclusive
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
+from privsyn_flower.protocol.messaging import in_process
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import CTCL, DPFedAvg
 from privsyn_flower.strategies.engine.cohort import RoundPlan

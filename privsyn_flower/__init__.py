@@ -8,8 +8,8 @@ editors read `__init__.pyi`; tests/test_root.py holds both together.
 import os
 from typing import Any
 
-from privsyn_flower.on_demand import on_demand
-from privsyn_flower.telemetry import NO_TELEMETRY
+from privsyn_flower.common.on_demand import on_demand
+from privsyn_flower.common.telemetry import NO_TELEMETRY
 
 os.environ.update(NO_TELEMETRY)  # before any library that would report
 

@@ -34,8 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
-from privsyn_flower.files import Held, held, write_atomic
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.files import Held, held, write_atomic
 from privsyn_flower.protocol.question import Query
 
 Json = dict[str, Any]

@@ -24,8 +24,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.arrays import I64
-from privsyn_flower.files import node_home
+from privsyn_flower.common.arrays import I64
+from privsyn_flower.common.files import node_home
+from privsyn_flower.common.sqlite_file import private_file, transaction
 from privsyn_flower.privacy.encoding.quantize import from_modulus
 from privsyn_flower.privacy.encoding.sizing import noise_tail
 from privsyn_flower.privacy.noise.integer_noise import (
@@ -38,7 +39,6 @@ from privsyn_flower.secagg import keys
 from privsyn_flower.secagg.cohort import Code, Cohort, SecaggError, Session
 from privsyn_flower.secagg.identity import identity
 from privsyn_flower.secagg.node import Party
-from privsyn_flower.sqlite_file import private_file, transaction
 
 logger = logging.getLogger("privsyn_flower")
 

@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
+from privsyn_flower.common.files import cache_home, file_digest
+from privsyn_flower.common.python_path import canonical
 from privsyn_flower.config import load_config
 from privsyn_flower.data import Federation, prepare
-from privsyn_flower.files import cache_home, file_digest
-from privsyn_flower.python_path import canonical
 from privsyn_flower.text.tiny.assets import (
     FURTHER,
     MANIFEST,

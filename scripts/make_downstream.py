@@ -12,9 +12,9 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from privsyn_flower.common.files import build_folder
 from privsyn_flower.config import cache_folder, load_config
 from privsyn_flower.data import Federation, prepare
-from privsyn_flower.files import build_folder
 from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, RECIPES
 from privsyn_flower.text.tiny.training import train_model
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from privsyn_flower.files import file_digest
+from privsyn_flower.common.files import file_digest
 from privsyn_flower.text.embedders import MINILM, MINILM_INT8, model_folder
 from privsyn_flower.text.encoders import WEIGHTS, OnnxEmbedder, SentenceEmbedder
 from privsyn_flower.text.export import check_rows, export_embedder, write_graph

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 import transformers
 
-from privsyn_flower.files import file_digest
-from privsyn_flower.randomness import seeded
+from privsyn_flower.common.files import file_digest
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.text.conditions import Pair, condition, encode_pairs
 from privsyn_flower.text.models.batches import IGNORED, causal_labels, pad_rows, token_batches
 from privsyn_flower.text.pairs import PairSource

@@ -27,9 +27,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
+from privsyn_flower.common.files import file_digest
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.data.dedup import keep_first
-from privsyn_flower.files import file_digest
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import pad_rows, token_batches
 from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.tiny.training import (

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message, Metadata, RecordDict
 
-from privsyn_flower import messaging
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.api import configured
 from privsyn_flower.privacy import Ledger
+from privsyn_flower.protocol import messaging
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.privacy_plan import ledger_terms
 from privsyn_flower.strategies.engine.run_ledger import open_ledger

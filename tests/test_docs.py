@@ -27,6 +27,7 @@ from privsyn_flower.client_apps.node.device import NODE_KEYS, Node
 from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost
 from privsyn_flower.client_apps.node.policy import Kind as PolicyKind
 from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.common.telemetry import NO_TELEMETRY
 from privsyn_flower.config import (
     EvaluationConfig,
     FtrlConfig,
@@ -48,7 +49,6 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import PROTOCOL
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan, statement
-from privsyn_flower.telemetry import NO_TELEMETRY
 from privsyn_flower.text import load_embedder
 from scripts import update_docs
 from tests.conftest import node_context, sentences

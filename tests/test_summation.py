@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from privsyn_flower.messaging import outgoing
 from privsyn_flower.privacy.noise.integer_noise import TooCoarse
+from privsyn_flower.protocol.messaging import outgoing
 from privsyn_flower.protocol.secure import RECORD
 from privsyn_flower.secagg import SecaggError
 from privsyn_flower.summation import content_digest, secure_sum, secure_vector

@@ -5,7 +5,7 @@ The decorators are for an app that exists; the other names for handlers of your 
 
 from typing import TYPE_CHECKING
 
-from privsyn_flower.on_demand import on_demand
+from privsyn_flower.common.on_demand import on_demand
 
 if TYPE_CHECKING:
     from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply

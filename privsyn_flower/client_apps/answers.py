@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.arrays import I64, Bools
 from privsyn_flower.client_apps.node.device import Node, UserTexts
 from privsyn_flower.client_apps.node.failures import What, timed
 from privsyn_flower.client_apps.node.policy import (
@@ -30,6 +29,8 @@ from privsyn_flower.client_apps.node.policy import (
 from privsyn_flower.client_apps.node.records import Peer
 from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.schedule import Schedule, places, public_ids
+from privsyn_flower.common.arrays import I64, Bools
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config.api import configured
 from privsyn_flower.privacy.accounting.sampling import poisson_sample
 from privsyn_flower.privacy.encoding.quantize import node_noise_integers, to_modulus
@@ -52,7 +53,6 @@ from privsyn_flower.protocol.wire import (
     refuse,
     session_for,
 )
-from privsyn_flower.randomness import seeded
 from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session
 from privsyn_flower.secagg.identity import IdentityError, identity
 

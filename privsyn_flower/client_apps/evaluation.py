@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.arrays import I64
 from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
+from privsyn_flower.common.arrays import I64
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError

@@ -7,11 +7,11 @@ from typing import get_args
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.arrays import I64
 from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.client_apps.votes import eligible_rows
+from privsyn_flower.common.arrays import I64
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.protocol.question import Query

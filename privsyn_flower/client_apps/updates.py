@@ -18,18 +18,18 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.arrays import F32, F64, I64
 from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.client_apps.node.policy import check_model
 from privsyn_flower.client_apps.votes import user_rows
+from privsyn_flower.common.arrays import F32, F64, I64
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
 from privsyn_flower.protocol.greeting import answer_hello, is_hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.updates import shard_updates, update_bound
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.parameters import (
     Parameters,
     ParametersError,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast, get_args
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.arrays import F32, I32, I64, Bools
 from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
+from privsyn_flower.common.arrays import F32, I32, I64, Bools
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError

@@ -7,6 +7,7 @@ others are imported when first asked for.
 
 from typing import TYPE_CHECKING, Any
 
+from privsyn_flower.common.on_demand import on_demand
 from privsyn_flower.config.section import (
     ConfigError,
     Scalar,
@@ -15,7 +16,6 @@ from privsyn_flower.config.section import (
     flatten,
     split_list,
 )
-from privsyn_flower.on_demand import on_demand
 
 if TYPE_CHECKING:
     from privsyn_flower.config.data import DataConfig

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, create_model, model_validator
 
+from privsyn_flower.common.files import default_cache
 from privsyn_flower.config.checks import check_run
 from privsyn_flower.config.common import KINDS, CommonConfig, MethodEntry
 from privsyn_flower.config.section import Scalar
-from privsyn_flower.files import default_cache
 
 
 def _entries() -> Iterator[MethodEntry]:

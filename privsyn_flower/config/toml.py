@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from privsyn_flower.common.files import whole_path
 from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults
 from privsyn_flower.config.section import ConfigError, Scalar, flatten
-from privsyn_flower.files import whole_path
 
 # What may stand without a benchmark in keys that can choose by private text.
 NOT_BY_TEXT: Mapping[str, tuple[Scalar, ...]] = {

@@ -6,8 +6,8 @@ of them needs torch or pandas.
 
 from typing import TYPE_CHECKING
 
-from privsyn_flower.files import DataError
-from privsyn_flower.on_demand import on_demand
+from privsyn_flower.common.files import DataError
+from privsyn_flower.common.on_demand import on_demand
 
 if TYPE_CHECKING:
     from .caches import EmbeddingCache, cached_embeddings

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.arrays import F32, I32, I64
-from privsyn_flower.files import DataError, UnavailableError, build_file
+from privsyn_flower.common.arrays import F32, I32, I64
+from privsyn_flower.common.files import DataError, UnavailableError, build_file
 
 from .findings import NODE_LOG
 from .values import label_of

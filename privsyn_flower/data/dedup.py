@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from privsyn_flower.arrays import I64, U64
-from privsyn_flower.units import words as words_of
+from privsyn_flower.common.arrays import I64, U64
+from privsyn_flower.common.units import words as words_of
 
 GRAM = 13
 

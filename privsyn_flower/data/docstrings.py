@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from privsyn_flower.files import DataError, build_file, locked
-from privsyn_flower.python_path import canonical
+from privsyn_flower.common.files import DataError, build_file, locked
+from privsyn_flower.common.python_path import canonical
 
 from . import docstring_worker
 from .tables import read_table, write_table

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from privsyn_flower.common.files import DataError, build_folder, private_folder
+from privsyn_flower.common.units import VERSION
 from privsyn_flower.config import DataConfig
-from privsyn_flower.files import DataError, build_folder, private_folder
-from privsyn_flower.units import VERSION
 
 from .partition import Split, split
 from .reading import text_file

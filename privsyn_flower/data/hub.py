@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 
 from .reading import FORMATS, Report, Row, column_names, read_rows
 

@@ -20,10 +20,10 @@ from typing import Generic, Protocol, TypeVar, overload
 
 import numpy as np
 
-from privsyn_flower.arrays import I64
+from privsyn_flower.common.arrays import I64
+from privsyn_flower.common.files import DataError
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import DataConfig
-from privsyn_flower.files import DataError
-from privsyn_flower.randomness import seeded
 
 from .dedup import NearDuplicates, keep_own
 from .findings import LeftOut

@@ -24,7 +24,7 @@ from os.path import samestat
 from pathlib import Path
 from typing import Any, TextIO
 
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 
 from .delimited import MAX_FIELDS, Piece, Record, records, shorten_json
 from .findings import UTF8

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from privsyn_flower.common.files import DataError, file_digest
+from privsyn_flower.common.python_path import canonical
+from privsyn_flower.common.units import pieces, units
 from privsyn_flower.config import DataConfig, split_list
-from privsyn_flower.files import DataError, file_digest
-from privsyn_flower.python_path import canonical
-from privsyn_flower.units import pieces, units
 
 from .docstrings import Module, find_package, scan_packages
 from .findings import LeftOut
@@ -194,7 +194,7 @@ def _cut(samples: Sequence[Sample], config: DataConfig, left_out: LeftOut) -> tu
 def chunk(
     text: str, size: int, left_out: LeftOut | None = None, *, short: bool = False
 ) -> list[str]:
-    """Cut a text into samples of `size` units (`privsyn_flower.units`).
+    """Cut a text into samples of `size` units (`privsyn_flower.common.units`).
 
     Not taken, and counted in left_out: a rest below a quarter of that, which a whole text is not
     where short ones are wanted, and a sample that is data by the length of its words.

@@ -24,8 +24,8 @@ from typing import IO, Any, overload
 
 import numpy as np
 
-from privsyn_flower.arrays import I64
-from privsyn_flower.files import DataError
+from privsyn_flower.common.arrays import I64
+from privsyn_flower.common.files import DataError
 
 from .findings import LeftOut, Tally
 from .reading import Report

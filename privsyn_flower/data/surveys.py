@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.common.units import units
 from privsyn_flower.config import DataConfig, toml_value
-from privsyn_flower.units import units
 
 from .dedup import keep_own
 from .findings import Kind, LeftOut, Tally

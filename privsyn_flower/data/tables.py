@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 
 
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]], *, rows_per_batch: int) -> None:

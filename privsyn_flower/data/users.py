@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 
 from .findings import LONG, NODE_LOG, UNICODE, Finding, Tally
 from .reading import Report, Row, column_names, read_rows

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Self
 
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 
 EXACT = 2**53  # the largest number up to which a float holds every integer
 ENOUGH = 3  # different ids that all look rounded: by chance, once in a million

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.arrays import F32
-from privsyn_flower.sqlite_file import LOCK_SECONDS, private_file
+from privsyn_flower.common.arrays import F32
+from privsyn_flower.common.sqlite_file import LOCK_SECONDS, private_file
 
 # Raise it when rows are computed (further apart than runtimes are, 1e-5) or kept in another way:
 # older rows are then erased.

@@ -6,7 +6,7 @@ private or held-out text: that is the package `benchmark`, in simulation only.
 
 from typing import TYPE_CHECKING
 
-from privsyn_flower.on_demand import on_demand
+from privsyn_flower.common.on_demand import on_demand
 
 if TYPE_CHECKING:
     from privsyn_flower.evaluation.intervals import paired_bootstrap

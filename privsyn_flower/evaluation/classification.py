@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.arrays import F64, I64
+from privsyn_flower.common.arrays import F64, I64
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.evaluation.downstream import EVALUATION_BATCH, Parts, own_generator
 from privsyn_flower.evaluation.intervals import Interval, paired_bootstrap
 from privsyn_flower.evaluation.rows import Rows
 from privsyn_flower.evaluation.tuning import Batch, Tuning, batches
-from privsyn_flower.progress import Progress, silent
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import encode, pad_rows
 from privsyn_flower.text.models.devices import one_worker, training_device
 

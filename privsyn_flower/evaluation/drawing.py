@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.files import cache_home
-from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.common.files import cache_home
 
 BLUE, GREY, DARK = "#1f5fa8", "#b8b8b8", "#6b6b6b"
-
-
-def caption(method: str, epsilon: float, delta: float, *, privacy_plan: bool = True) -> str:
-    """What stands above each picture of a run. promised: False where its statement claims none."""
-    if math.isinf(epsilon):
-        return f"{method}: NO PRIVACY, epsilon is infinite"
-    held = "" if privacy_plan else " (NO PRIVACY IS CLAIMED)"
-    return f"{method}: epsilon = {at_most(epsilon)}, delta = {delta:g}{held}"
 
 
 def pyplot() -> Any:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privsyn_flower.arrays import F64, I64, U64, Bools
-from privsyn_flower.units import words as words_of
+from privsyn_flower.common.arrays import F64, I64, U64, Bools
+from privsyn_flower.common.units import words as words_of
 
 RUN = 8  # words in a row that count as a repetition; 13 would miss much of a 48-word sample
 SHINGLE = 5  # words of the n-grams whose sets are compared

@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from privsyn_flower.common.progress import Progress
+from privsyn_flower.common.randomness import untouched_randomness
 from privsyn_flower.evaluation.tuning import Tuning, learning_rate_factor
-from privsyn_flower.progress import Progress
-from privsyn_flower.randomness import untouched_randomness
 from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.text.models.libraries import (
     COMPLETE,

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from privsyn_flower.arrays import F64, I64
-from privsyn_flower.files import private_folder, replace_private
+from privsyn_flower.common.arrays import F64, I64
+from privsyn_flower.common.files import private_folder, replace_private
 
 BLOCK = 256  # resamples weighed at once
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 
 if TYPE_CHECKING:
     import torch

@@ -22,10 +22,10 @@ def main(folder: Path) -> None:
     # What follows loads torch for seconds, and may be ended meanwhile.
     import torch
 
+    from privsyn_flower.common.files import replace_private
     from privsyn_flower.evaluation.process_pool import DONE, JOB, TOLD
     from privsyn_flower.evaluation.rows import TokenRows
     from privsyn_flower.evaluation.tuning import Tuning
-    from privsyn_flower.files import replace_private
 
     job = json.loads((folder / JOB).read_text("utf-8"))
     rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

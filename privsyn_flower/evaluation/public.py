@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from privsyn_flower.common.files import build_folder, file_digest
+from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.classification import (
@@ -36,8 +38,6 @@ from privsyn_flower.evaluation.process_pool import sums_after
 from privsyn_flower.evaluation.rows import Rows
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work
-from privsyn_flower.files import build_folder, file_digest
-from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.fingerprints import folder_fingerprint
 
 NO_REHEARSAL = (

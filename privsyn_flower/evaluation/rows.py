@@ -10,8 +10,8 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from privsyn_flower.arrays import I64
-from privsyn_flower.files import replace_private
+from privsyn_flower.common.arrays import I64
+from privsyn_flower.common.files import replace_private
 from privsyn_flower.text.models.batches import as_read, encode
 
 Rows = Sequence[Sequence[int]]

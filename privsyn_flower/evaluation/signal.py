@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
-from privsyn_flower.protocol.question import Query
+from privsyn_flower.common.arrays import F64
 
 # Of the noise's variance: so much more may be the users' rounding to integers, which is no signal.
 # A user adds at most 1/4 in integers, the noise at least (4096 z)^2: it covers 67,000 z^2 users.
@@ -59,24 +58,6 @@ def excess(released: F64, noise_std: float, groups: Sequence[int] = ()) -> Exces
         values = values - np.repeat(means, groups)
     scaled = values / noise_std
     return Excess(float(scaled @ scaled) / degrees - 1.0, degrees)
-
-
-def excess_of(query: Query, released: F64, noise_std: float) -> Excess | None:
-    """The excess of the answer to a question; None for a question that chooses or trains nothing.
-
-    Votes are compared with each other, scores within their prompt, an update with no change.
-    """
-    if query.kind == "update":  # adaptive clipping's count comes after the update
-        counted = float(query.options.get("indicator", 0.0)) > 0
-        return excess(released[: len(released) - counted], noise_std)
-    if query.kind == "votes":
-        return excess(released, noise_std, [len(released)])
-    if query.kind == "scores":
-        groups = query.extra.get("groups")
-        sizes = [len(released)] if groups is None else [int(count) for count in groups]
-        # An audit has the answers of many trials in one release.
-        return excess(released, noise_std, sizes) if sum(sizes) == len(released) else None
-    return None
 
 
 def p_value(found: Sequence[Excess], *, independent: bool = True) -> float:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from privsyn_flower.arrays import I64
+from privsyn_flower.common.arrays import I64
 
 Schedule = Literal["linear", "cosine", "constant"]
 Precision = Literal["float32", "bfloat16"]

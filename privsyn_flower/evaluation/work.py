@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.common.files import private_folder, replace_private
 from privsyn_flower.evaluation.rows import Rows
-from privsyn_flower.files import private_folder, replace_private
 
 Made = Callable[[Path | None], Any]
 

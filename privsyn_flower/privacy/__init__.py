@@ -6,7 +6,7 @@ the server does is imported when first asked for.
 
 from typing import TYPE_CHECKING
 
-from privsyn_flower.on_demand import on_demand
+from privsyn_flower.common.on_demand import on_demand
 from privsyn_flower.privacy.accounting.composition import (
     AccountingError,
     account,

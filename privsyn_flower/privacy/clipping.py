@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 
 _FSUM_UP_TO = 1 << 16  # above it a correctly rounded sum is too slow for model updates
 

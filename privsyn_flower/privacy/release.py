@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.privacy.ledger.journal import LedgerError
 
 if TYPE_CHECKING:  # a device imports this package, and keeps no ledger

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from privsyn_flower.messaging import outgoing
+from privsyn_flower.protocol.messaging import outgoing
 from privsyn_flower.protocol.wire import PROTOCOL, WireError, accepted, checked, number, refuse
 
 HELLO = "query.hello"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from privsyn_flower.arrays import F64, U64
+from privsyn_flower.common.arrays import F64, U64
 from privsyn_flower.privacy.encoding.dense import (
     DensePlan,
     check_dense,

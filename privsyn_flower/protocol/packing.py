@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.arrays import F16, F32, I8, U8
+from privsyn_flower.common.arrays import F16, F32, I8, U8
 
 MOST_EXPANSION = 8  # bytes that one byte of a message may become
 LARGEST = 1 << 27  # entries of a question, as it is multiplied with: 512 MB in float32

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, I8, U8, U16
+from privsyn_flower.common.arrays import F32, I8, U8, U16
 from privsyn_flower.protocol.packing import int8_rows, pack_rows, projected
 
 T = TypeVar("T")

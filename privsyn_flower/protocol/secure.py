@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from privsyn_flower.arrays import U64
-from privsyn_flower.messaging import (
+from privsyn_flower.common.arrays import U64
+from privsyn_flower.protocol.messaging import (
     Absence,
     Arrived,
     log_absent,

@@ -20,9 +20,9 @@ from typing import Any, cast, get_args
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from privsyn_flower.arrays import U64
-from privsyn_flower.messaging import Absence, outgoing, record_bytes
+from privsyn_flower.common.arrays import U64
 from privsyn_flower.privacy.encoding.quantize import pack, unpack
+from privsyn_flower.protocol.messaging import Absence, outgoing, record_bytes
 from privsyn_flower.protocol.noise import (
     Noise,
     Source,

@@ -5,7 +5,7 @@ Pure functions: they send nothing, draw nothing and log nothing.
 
 from typing import TYPE_CHECKING
 
-from privsyn_flower.on_demand import on_demand
+from privsyn_flower.common.on_demand import on_demand
 
 if TYPE_CHECKING:
     from privsyn_flower.queries.metrics import Reading, metrics_bound

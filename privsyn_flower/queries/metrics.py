@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.arrays import F64, I64, Ints
+from privsyn_flower.common.arrays import F64, I64, Ints
 
 
 class GridEncoder(Protocol):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.arrays import F32, F64, Bools, Ints
+from privsyn_flower.common.arrays import F32, F64, Bools, Ints
 
 LARGEST = 2.0**24  # of a product
 _NORM = 2.0**12

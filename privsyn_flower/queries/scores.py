@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.arrays import F32, F64, I64, Bools, Ints
+from privsyn_flower.common.arrays import F32, F64, I64, Bools, Ints
 from privsyn_flower.queries.products import (
     EXACT,
     LARGEST,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.arrays import F64, I64
+from privsyn_flower.common.arrays import F64, I64
 
 _SAFE = 1e100  # entries up to it have squares that do not overflow
 _PART = 1 << 13  # short enough that no BLAS starts threads for it, which cost more than they give

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.arrays import F32, F64, I64, Bools, Ints
+from privsyn_flower.common.arrays import F32, F64, I64, Bools, Ints
 
 Clip = Literal["normalised", "worst-case", "sqrt-count"]  # strings off the wire are checked
 Metric = Literal["l2", "cosine", "ip"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privsyn_flower.files import create_private, private_folder
+from privsyn_flower.common.files import create_private, private_folder
 
 IDENTITY_FILE = "identity.key"
 SECRET_BYTES = 32

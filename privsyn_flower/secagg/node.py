@@ -21,7 +21,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from privsyn_flower.arrays import U64
+from privsyn_flower.common.arrays import U64
 from privsyn_flower.privacy.encoding.quantize import pack
 from privsyn_flower.secagg import keys
 from privsyn_flower.secagg.cohort import Code, Cohort, Member, SecaggError, Session, unpack_list

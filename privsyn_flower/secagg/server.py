@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from privsyn_flower.arrays import U64
+from privsyn_flower.common.arrays import U64
 from privsyn_flower.privacy.encoding.quantize import unpack
 from privsyn_flower.secagg import keys, node
 from privsyn_flower.secagg.cohort import Code, Cohort, Member, SecaggError, Session, pack_list

@@ -10,10 +10,10 @@ import tomllib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from privsyn_flower.common.files import write_atomic
 from privsyn_flower.config import ConfigError, RunConfig, changed, flatten, relocated, to_toml
 from privsyn_flower.config.changes import Stale, changeable, entry_of, stale
 from privsyn_flower.config.section import Scalar
-from privsyn_flower.files import write_atomic
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.methods import recipe_of
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.progress import Progress
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.correlated import Factorization, NoiseKey, NoiseKeyMissing
-from privsyn_flower.progress import Progress
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.rounds import Method, NothingLearned

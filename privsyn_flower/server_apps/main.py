@@ -15,9 +15,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from privsyn_flower.app.local.ray_cluster import NoCluster, check_here
 from privsyn_flower.app.report.page import REPORT, write_page
+from privsyn_flower.common.files import write_atomic
 from privsyn_flower.config import RunConfig, cache_folder, check_paths
 from privsyn_flower.config.api import configured
-from privsyn_flower.files import write_atomic
 from privsyn_flower.runs import RunFolder, RunLocked, complete, failure
 from privsyn_flower.server_apps.changes import go_by
 from privsyn_flower.server_apps.public_text import is_deployment

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from privsyn_flower.common.progress import Progress
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
 from privsyn_flower.config.evolution import LABEL
 from privsyn_flower.data import cached_embeddings
-from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.text import AdaptableGenerator, Embedder, Variation, load_embedder

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from privsyn_flower.app.public.source import carried
+from privsyn_flower.common.progress import Progress
+from privsyn_flower.common.units import beginning
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.reading import text_file
 from privsyn_flower.data.sources import place_name, public_groups
 from privsyn_flower.privacy.sentence import FILE
-from privsyn_flower.progress import Progress
-from privsyn_flower.units import beginning
 
 logger = logging.getLogger("privsyn_flower")
 

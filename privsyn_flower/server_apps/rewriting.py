@@ -9,11 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from privsyn_flower.common.progress import Progress
 from privsyn_flower.config import ConfigError, RunConfig, absolute_paths, cache_folder
 from privsyn_flower.config.changes import changeable, entry_of
 from privsyn_flower.config.section import Scalar
 from privsyn_flower.data.federation import prepared_key
-from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.synthesis import Writing, state_of

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,18 +20,18 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.app.tracking import Trackers
 from privsyn_flower.app.tracking.public import Value
+from privsyn_flower.common.files import file_digest
+from privsyn_flower.common.progress import PROGRESS, ProgressLog
 from privsyn_flower.config import ConfigError, RunConfig, Section, cache_folder, split_list
 from privsyn_flower.config.schema import METHODS
 from privsyn_flower.data import Federation
-from privsyn_flower.evaluation.drawing import caption
 from privsyn_flower.evaluation.verdict import benchmark_verdict
 from privsyn_flower.evaluation.work import Work
-from privsyn_flower.files import file_digest
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.plan import ROUNDS
-from privsyn_flower.progress import PROGRESS, ProgressLog
+from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.runs import SYNTHETIC, UNFINISHED, UNUSABLE, RunFolder, StageClock, write_json
 from privsyn_flower.server_apps.changes import ALL_RELEASED, changed_keys, remade, to_remake
 from privsyn_flower.server_apps.costs import costs
@@ -157,7 +158,7 @@ class Run:
         """What stands above the run's pictures."""
         own = self.statement
         held = not own.threat_model.startswith("none")
-        return caption(self.config.method, own.epsilon, own.delta, privacy_plan=held)
+        return caption(self.config.method, own.epsilon, own.delta, claimed=held)
 
     def known(self) -> dict[str, Any]:
         """What a summary says that is known before anything is asked."""
@@ -355,3 +356,11 @@ def _plain(table: Section, prefix: str) -> dict[str, Value]:
         if chosen or field.annotation in (bool, int, float):
             plain[prefix + name.replace("_", "-")] = getattr(table, name)
     return plain
+
+
+def caption(method: str, epsilon: float, delta: float, *, claimed: bool = True) -> str:
+    """What stands above each picture of a run. claimed: False where its statement claims none."""
+    if math.isinf(epsilon):
+        return f"{method}: NO PRIVACY, epsilon is infinite"
+    warning = "" if claimed else " (NO PRIVACY IS CLAIMED)"
+    return f"{method}: epsilon = {at_most(epsilon)}, delta = {delta:g}{warning}"

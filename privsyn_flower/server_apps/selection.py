@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.common.files import write_atomic
 from privsyn_flower.config import ConfigError, RunConfig, split_list
-from privsyn_flower.files import write_atomic
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.models import Models

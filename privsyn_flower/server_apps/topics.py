@@ -7,9 +7,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from privsyn_flower.common.files import build_folder
+from privsyn_flower.common.progress import Progress
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
-from privsyn_flower.files import build_folder
-from privsyn_flower.progress import Progress
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.text.conditions import end_of_text
 from privsyn_flower.text.models.parameters import longest_sequence

@@ -5,7 +5,7 @@ Names are imported when first used: a strategy loads what it needs and no other 
 
 from typing import TYPE_CHECKING
 
-from privsyn_flower.on_demand import on_demand
+from privsyn_flower.common.on_demand import on_demand
 
 if TYPE_CHECKING:
     from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation

@@ -6,7 +6,7 @@ that need them import them when they are made. Names are imported when first ask
 
 from typing import TYPE_CHECKING
 
-from privsyn_flower.on_demand import on_demand
+from privsyn_flower.common.on_demand import on_demand
 from privsyn_flower.text.protocols import (
     AdaptableGenerator,
     Embedder,

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from privsyn_flower.arrays import F32
+from privsyn_flower.common.arrays import F32
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.text.conditions import (
     MAX_SOURCE,

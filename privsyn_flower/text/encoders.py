@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.arrays import F32
-from privsyn_flower.progress import Progress, bar
+from privsyn_flower.common.arrays import F32
+from privsyn_flower.common.progress import Progress, bar
 from privsyn_flower.text.fingerprints import (
     FACTS,
     GRAPH,

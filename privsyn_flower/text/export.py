@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.files import file_digest, new_folder
+from privsyn_flower.common.files import file_digest, new_folder
 from privsyn_flower.text.embedders import model_folder, ngram_dimension
 from privsyn_flower.text.encoders import IDS, ROW, OnnxEmbedder, SentenceEmbedder
 from privsyn_flower.text.fingerprints import (

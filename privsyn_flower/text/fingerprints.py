@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower import files
-from privsyn_flower.files import replace_private
+from privsyn_flower.common import files
+from privsyn_flower.common.files import replace_private
 
 DIGESTS_FILE = "digests.json"
 MOST_FILES = 64  # files that are kept

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, I64, Bools
+from privsyn_flower.common.arrays import F32, I64, Bools
+from privsyn_flower.common.progress import Progress, bar
 from privsyn_flower.config.api import named_as_arguments
-from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.adapters import attach, base_of, check_adapter, detach
 from privsyn_flower.text.models.decoding import (
     STOP_EVERY,

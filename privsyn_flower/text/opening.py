@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from privsyn_flower.common.progress import Progress
 from privsyn_flower.config import ConfigError, split_list
 from privsyn_flower.config.models import GenerationConfig
-from privsyn_flower.progress import Progress
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.protocols import Reply, Sampling

@@ -19,9 +19,9 @@ from typing import Any
 
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from privsyn_flower.files import new_folder
-from privsyn_flower.progress import Progress, bar
-from privsyn_flower.randomness import seeded, untouched_randomness
+from privsyn_flower.common.files import new_folder
+from privsyn_flower.common.progress import Progress, bar
+from privsyn_flower.common.randomness import seeded, untouched_randomness
 from privsyn_flower.text.conditional import MAX_TARGET, ConditionalLM, open_conditional
 from privsyn_flower.text.conditions import MAX_SOURCE, Pair
 from privsyn_flower.text.models.devices import one_worker

@@ -22,9 +22,9 @@ from typing import Literal
 
 import numpy as np
 
-from privsyn_flower.files import DataError, write_atomic
-from privsyn_flower.progress import Progress, silent
-from privsyn_flower.randomness import seeded
+from privsyn_flower.common.files import DataError, write_atomic
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.text.conditions import Pair, condition
 from privsyn_flower.text.protocols import Generator
 from privsyn_flower.text.words import class_words, text_words, word_frequencies

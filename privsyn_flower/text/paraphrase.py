@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, I64
+from privsyn_flower.common.arrays import F32, I64
 from privsyn_flower.text.generators import KEY, HuggingFaceGenerator
 from privsyn_flower.text.models.decoding import Seq2SeqBatch, choose_tokens
 from privsyn_flower.text.models.pretrained import SEQ2SEQ, model_config

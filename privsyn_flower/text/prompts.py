@@ -15,11 +15,11 @@ from typing import Protocol
 
 import numpy as np
 
+from privsyn_flower.common.progress import Progress, bar
+from privsyn_flower.common.units import beginning, units
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.config.evolution import LABEL
-from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.protocols import Generator
-from privsyn_flower.units import beginning, units
 
 HEADING = "Original Text Sample"
 CHUNK = 16384  # prompts per call of the generator: long enough to sort by length, not all of 2M

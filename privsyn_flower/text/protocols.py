@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from privsyn_flower.arrays import F32
+from privsyn_flower.common.arrays import F32
 
 
 @runtime_checkable

@@ -16,11 +16,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, F64, Ints
+from privsyn_flower.common.arrays import F32, F64, Ints
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config.api import named_as_arguments
-from privsyn_flower.progress import Progress, silent
 from privsyn_flower.queries.votes import nearest_candidates, prepare
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.encoders import unit
 from privsyn_flower.text.protocols import Embedder
 from privsyn_flower.text.topics import KEY, MOST_TOPICS, MOST_WORDS, TopicModel

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, Ints
+from privsyn_flower.common.arrays import F32, Ints
+from privsyn_flower.common.files import write_atomic
 from privsyn_flower.config.api import named_as_arguments
-from privsyn_flower.files import write_atomic
 from privsyn_flower.queries.votes import Question, nearest_candidates, prepare
 
 KEY = "ctcl.topics"

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.arrays import F32, F64, I64, Bools
+from privsyn_flower.common.arrays import F32, F64, I64, Bools
+from privsyn_flower.common.progress import Progress, bar
+from privsyn_flower.common.units import beginning, units
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.config.evolution import STYLE, TEXT, check_instruction
-from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.decoding import banned_tokens, check_sampling, choose_tokens
 from privsyn_flower.text.models.devices import map_batches, resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
 from privsyn_flower.text.prompts import expand_prompt, parse_completion
 from privsyn_flower.text.protocols import AdaptableGenerator, Embedder, Variation
-from privsyn_flower.units import beginning, units
 
 if TYPE_CHECKING:
     import torch

@@ -23,8 +23,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.files import DataError
-from privsyn_flower.units import marks, spaced, unspaced
+from privsyn_flower.common.files import DataError
+from privsyn_flower.common.units import marks, spaced, unspaced
 
 LONGEST = 40  # letters of a word: what is longer is a path or a hash
 _STOP_WORDS = frozenset(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.arrays import F32, I8
+from privsyn_flower.common.arrays import F32, I8
 from privsyn_flower.protocol.packing import int8_rows
 from privsyn_flower.protocol.question import MOST_CLASSES, OptionValue
 from privsyn_flower.text.conditions import condition

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 
 TRAINED = "training.trained"  # the option that names the arrays that are trained
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.randomness import seeded
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.text.fingerprints import file_digest
 from privsyn_flower.text.models.parameters import DOWN, UP, base_shapes, empty_model
 from privsyn_flower.text.models.pretrained import auto_class

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.arrays import F64, Ints
-from privsyn_flower.randomness import seeded
+from privsyn_flower.common.arrays import F64, Ints
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.text.conditions import Pair
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.devices import one_worker

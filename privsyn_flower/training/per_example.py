@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, F64, I64
+from privsyn_flower.common.arrays import F32, F64, I64
 from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.training.layout import Layout, LocalTraining
 

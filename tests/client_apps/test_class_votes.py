@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from privsyn_flower.data import LabelledText
-from privsyn_flower.messaging import record_bytes
 from privsyn_flower.protocol import wire
+from privsyn_flower.protocol.messaging import record_bytes
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries import vote_histogram

@@ -16,6 +16,7 @@ from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.updates import UPDATE, update_tokens
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.data import EmbeddingCache
 from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.privacy.encoding.dense import rotate
@@ -23,7 +24,6 @@ from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.noise import encoded_length
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.training import LocalTraining
 from privsyn_flower.training.conditions import ROWS, WORDS, Conditions

@@ -15,7 +15,7 @@ import pytest
 from privsyn_flower.client_apps.node import embedder as module
 from privsyn_flower.client_apps.node.failures import read_failures
 from privsyn_flower.client_apps.node.policy import Policy
-from privsyn_flower.files import file_digest
+from privsyn_flower.common.files import file_digest
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower import files
 from privsyn_flower.client_apps.node.device import Node, base_model
 from privsyn_flower.client_apps.node.embedder import check_embedder
+from privsyn_flower.common import files
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.text import fingerprints
 from privsyn_flower.text.fingerprints import folder_fingerprint
@@ -29,7 +29,8 @@ from flwr.supercore.task_identity import TaskIdentity
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 from privsyn_flower.client_apps.main import app
 at_start = sorted(sys.modules)
-from privsyn_flower import client_apps, messaging
+from privsyn_flower import client_apps
+from privsyn_flower.protocol import messaging
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.noise import Noise
 from privsyn_flower.protocol.question import Query, Ticket

@@ -20,13 +20,13 @@ from privsyn_flower.client_apps.main import update
 from privsyn_flower.client_apps.node.device import Node, open_node
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.updates import UPDATE, update_tokens
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.privacy.encoding.dense import rotate
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.noise import decode_sum, encoded_length
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import LocalTraining, trained_layout

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower import units
+from privsyn_flower.common import units
 from privsyn_flower.data.dedup import NearDuplicates, keep_first, keep_own
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.evaluation.intervals import (
     FILE,
     load_user_sums,
@@ -15,7 +16,6 @@ from privsyn_flower.evaluation.intervals import (
     paired_bootstrap,
     save_user_sums,
 )
-from privsyn_flower.randomness import seeded
 
 
 def users(rng, count, accuracy, spread=0.1):

@@ -28,7 +28,6 @@ from flwr.app import Error, Message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as MessageProto
 
-from privsyn_flower import progress
 from privsyn_flower.app.report.html import markup
 from privsyn_flower.app.report.page import page
 from privsyn_flower.app.report.registry import FILE as RECORD
@@ -36,6 +35,7 @@ from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.client_apps import answers, evaluation, main, scores, updates, votes
 from privsyn_flower.client_apps.dropin import evaluation as dropin_evaluation
 from privsyn_flower.client_apps.dropin import training as dropin
+from privsyn_flower.common import progress
 from privsyn_flower.runs import RUN_LOG
 from privsyn_flower.secagg import keys
 from privsyn_flower.text import embedders

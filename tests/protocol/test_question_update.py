@@ -11,14 +11,13 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower import messaging
-from privsyn_flower.messaging import record_bytes
 from privsyn_flower.privacy import clip_l2
 from privsyn_flower.privacy.encoding.dense import DensePlan, dense_numbers, encode_dense
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan, to_modulus
 from privsyn_flower.privacy.encoding.sizing import WrapAround, plan_histogram
-from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol import greeting, messaging, wire
 from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.messaging import record_bytes
 from privsyn_flower.protocol.noise import (
     Noise,
     Source,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from privsyn_flower import messaging
+from privsyn_flower.protocol import messaging
 from privsyn_flower.protocol.secure import (
     RECORD,
     Transport,

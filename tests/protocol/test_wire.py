@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from privsyn_flower import messaging
-from privsyn_flower.messaging import record_bytes
-from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol import greeting, messaging, wire
 from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.messaging import record_bytes
 from privsyn_flower.protocol.noise import Noise
 from privsyn_flower.protocol.packing import pack_rows
 from privsyn_flower.protocol.question import Query

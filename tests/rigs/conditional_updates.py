@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.topics import TopicModel
 from privsyn_flower.training import LocalTraining

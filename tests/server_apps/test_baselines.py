@@ -16,9 +16,9 @@ from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.app.preflight.numbers import keys
 from privsyn_flower.app.report.summaries import LOCAL, NO_QUERIES, NONE, trust_of
 from privsyn_flower.app.report.tables import report
+from privsyn_flower.common.files import file_digest
+from privsyn_flower.common.progress import silent
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.files import file_digest
-from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods import dp_prompt, recipe_of
 from privsyn_flower.server_apps.models import Models

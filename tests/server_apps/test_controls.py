@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.common.progress import silent
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.correlated import factorization
-from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import noise_updates
 

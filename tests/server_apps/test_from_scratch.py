@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from privsyn_flower.common.progress import silent
 from privsyn_flower.config import RunConfig
-from privsyn_flower.progress import silent
 from privsyn_flower.server_apps.methods.from_scratch import (
     ALL,
     FILTERED,

@@ -99,7 +99,7 @@ RUN = """
 import sys
 from pathlib import Path
 
-from privsyn_flower import messaging
+from privsyn_flower.protocol import messaging
 from tests import conftest
 from tests.server_apps.in_process import grid_for, run_on, simulated, small_config
 

@@ -13,12 +13,12 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from dp_accounting.pld import PLDAccountant
 
+from privsyn_flower.common.progress import silent
 from privsyn_flower.config import ConfigError, RunConfig, load_config, split_list
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.public import tuning_of
 from privsyn_flower.privacy import BudgetExceeded, Ledger, PrivacyStatement
 from privsyn_flower.privacy.accounting import renyi_epsilon
-from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from privsyn_flower.server_apps.public_text import public_text

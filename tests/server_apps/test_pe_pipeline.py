@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.data import Federation, label_of, prepare
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods.sft import imitations
 from privsyn_flower.text.models.adapters import WEIGHTS

@@ -12,9 +12,9 @@ from privsyn_flower import __version__
 from privsyn_flower.app.cli.proximity import filter_by
 from privsyn_flower.app.public.proximity import Thresholds
 from privsyn_flower.app.report.forms import checklist
+from privsyn_flower.common.progress import silent
 from privsyn_flower.config import ConfigError, RunConfig, to_toml
 from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_most
-from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods.proximity import (
     filtered,

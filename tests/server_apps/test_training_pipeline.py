@@ -20,13 +20,13 @@ from privsyn_flower.app.report.forms import fact_sheets
 from privsyn_flower.app.report.guarantee import curve
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.client_apps import updates
+from privsyn_flower.common.progress import silent
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.data import DataError
 from privsyn_flower.evaluation import public
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import run as stages
 from privsyn_flower.server_apps.methods import recipe_of, training

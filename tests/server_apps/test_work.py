@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.arrays import F32
 from privsyn_flower.client_apps.node.simulated import Shard
+from privsyn_flower.common.arrays import F32
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.public import tuning_of
 from privsyn_flower.server_apps.methods import recipe_of, stages

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from flwr.app import Error, Message
 
-from privsyn_flower.messaging import Absence
 from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.messaging import Absence
 from privsyn_flower.strategies.engine.rounds import LOST, WorkersLost
 from tests.rigs.rounds import Counting, VotingNode, engine
 

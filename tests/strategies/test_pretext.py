@@ -28,7 +28,7 @@ def test_candidates_are_means_of_lookahead_variations() -> None:
 
 
 def _rng(*purpose: Any) -> np.random.Generator:
-    from privsyn_flower.randomness import seeded
+    from privsyn_flower.common.randomness import seeded
 
     return seeded(*purpose)
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, PeConfig, RunConfig
-from privsyn_flower.randomness import seeded
 from privsyn_flower.strategies import NothingSurvived, PrivateEvolution
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from privsyn_flower.arrays import F32, F64
+from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries import shard_votes
 from privsyn_flower.strategies.synthesis.topic_counts import (

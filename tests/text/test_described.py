@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 from privsyn_flower.text import pairs as module
 from privsyn_flower.text.conditions import Pair
 from privsyn_flower.text.pairs import REQUEST, described_pairs, parse_description, read_pairs

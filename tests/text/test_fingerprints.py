@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower import files
-from privsyn_flower.files import file_digest as hashed_now
+from privsyn_flower.common import files
+from privsyn_flower.common.files import file_digest as hashed_now
 from privsyn_flower.text import fingerprints
 from privsyn_flower.text.fingerprints import file_digest, persistent_digests
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.common.files import DataError
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.tuning import Tuning
-from privsyn_flower.files import DataError
 from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.text.models.parameters import base_shapes

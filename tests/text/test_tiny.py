@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from privsyn_flower.common.python_path import canonical
 from privsyn_flower.config import ConfigError, RunConfig, load_config, split_list
-from privsyn_flower.python_path import canonical
 from privsyn_flower.text import HuggingFaceGenerator, MaskFill, expand_prompt
 from privsyn_flower.text.conditional import open_conditional
 from privsyn_flower.text.conditions import Pair, condition

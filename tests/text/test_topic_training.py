@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.arrays import F32
+from privsyn_flower.common.arrays import F32
 from privsyn_flower.text import topic_training
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.encoders import unit

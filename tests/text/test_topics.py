@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from privsyn_flower.arrays import F32
+from privsyn_flower.common.arrays import F32
 from privsyn_flower.text import topics
 from privsyn_flower.text.topics import TopicModel, import_bertopic, load_topics, save_topics
 

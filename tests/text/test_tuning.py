@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import RunConfig
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.tiny import models, tuning
 from privsyn_flower.text.tiny.assets import RECIPES, tuning_recipe
 from privsyn_flower.text.tiny.models import ensure_model, train

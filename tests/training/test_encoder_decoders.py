@@ -12,10 +12,10 @@ import pytest
 
 from privsyn_flower.client_apps import updates
 from privsyn_flower.client_apps.updates import check_update
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.evaluation.public import export_model
 from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.protocol.wire import WireError
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.training import Layout, LocalTraining
 from privsyn_flower.training.low_rank import initial_parameters, linear_weights, trained_patterns

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.app.audit.path import Case
-from privsyn_flower.arrays import F32
 from privsyn_flower.client_apps.evaluation import EVALUATION
 from privsyn_flower.client_apps.updates import UPDATE
+from privsyn_flower.common.arrays import F32
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.methods.training import training_strategy
 from privsyn_flower.server_apps.privacy_plan import privacy_plan

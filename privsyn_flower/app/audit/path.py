@@ -22,9 +22,9 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 
-from privsyn_flower.arrays import I64, Bools
 from privsyn_flower.client_apps.answers import Kind, Participants, contribution, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts
+from privsyn_flower.common.arrays import I64, Bools
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.protocol.noise import Noise, encoded_length
 from privsyn_flower.protocol.question import Query, Ticket

@@ -11,8 +11,8 @@ import numpy as np
 from privsyn_flower.app.audit.path import CANARY, Role, Seat
 from privsyn_flower.app.audit.statistics import whitening
 from privsyn_flower.app.audit.trials import Setting
-from privsyn_flower.arrays import F64
 from privsyn_flower.client_apps.node.schedule import places, public_ids
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.planning import evaluation_phases

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privsyn_flower.arrays import F64, I64, Bools
+from privsyn_flower.common.arrays import F64, I64, Bools
 from privsyn_flower.privacy.correlated import Factorization
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
 from privsyn_flower.privacy.correlated.trees import Tree

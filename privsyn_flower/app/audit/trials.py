@@ -33,10 +33,10 @@ from privsyn_flower.app.audit.path import (
     handlers,
     repeated,
 )
-from privsyn_flower.arrays import F64, I64, Bools
-from privsyn_flower.messaging import in_process
+from privsyn_flower.common.arrays import F64, I64, Bools
 from privsyn_flower.privacy.encoding.dense import padded_length, rotate
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.protocol.messaging import in_process
 from privsyn_flower.protocol.noise import Noise, encoded_length, integer_plan
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder

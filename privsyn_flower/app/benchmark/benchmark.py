@@ -16,11 +16,11 @@ from privsyn_flower.app.benchmark.feedback import Feedback
 from privsyn_flower.app.benchmark.fine_tunings import Folders, classification, next_token
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC, note, steps_of
 from privsyn_flower.app.benchmark.private import Private, Sets, distances, repeated
-from privsyn_flower.arrays import F32
+from privsyn_flower.common.arrays import F32
+from privsyn_flower.common.progress import Progress, Steps, silent
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.work import Work
-from privsyn_flower.progress import Progress, Steps, silent
 
 
 @dataclass(frozen=True)

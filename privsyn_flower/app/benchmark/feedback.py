@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from privsyn_flower.app.benchmark.pictures import principal_plane
 from privsyn_flower.app.benchmark.private import Private
-from privsyn_flower.arrays import F32, F64, Ints
+from privsyn_flower.common.arrays import F32, F64, Ints
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.metrics import frechet_distance
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.randomness import seeded
 
 Feedback = tuple[dict[str, Any], list[F32]]  # figures, and what was asked about: (m, d) each
 

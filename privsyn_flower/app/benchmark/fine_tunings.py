@@ -15,6 +15,8 @@ import numpy as np
 
 from privsyn_flower.app.benchmark.names import METHODS, PAIRS, RANDOM_PUBLIC, steps_of
 from privsyn_flower.app.benchmark.private import Sets
+from privsyn_flower.common.progress import Progress, Steps, silent
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig, split_list
 from privsyn_flower.data import Federation, label_of
 from privsyn_flower.evaluation.classification import (
@@ -37,8 +39,6 @@ from privsyn_flower.evaluation.public import (
 from privsyn_flower.evaluation.rows import Rows
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work
-from privsyn_flower.progress import Progress, Steps, silent
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.lm_metrics import base_folder
 
 Folders = Mapping[str, Path]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from privsyn_flower.common.progress import BENCHMARK, Progress, Steps
 from privsyn_flower.config import RunConfig, split_list
-from privsyn_flower.progress import BENCHMARK, Progress, Steps
 
 RANDOM_PUBLIC = "random-public"  # in `evaluation.controls`
 NOTE = "measured with private and held-out text; not covered by epsilon"

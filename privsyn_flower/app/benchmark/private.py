@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, F64
+from privsyn_flower.common.arrays import F32, F64
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import EmbeddingCache, Federation
 from privsyn_flower.data.caches import classes_of
@@ -18,7 +19,6 @@ from privsyn_flower.evaluation.duplicates import near_duplicates
 from privsyn_flower.evaluation.metrics import frechet_by_size, frechet_distance
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.votes import shard_votes
-from privsyn_flower.randomness import seeded
 from privsyn_flower.text.protocols import Embedder
 
 

@@ -27,8 +27,8 @@ from privsyn_flower.app.report.reading import first_texts
 from privsyn_flower.app.report.stages import CAPPED, kind_of, progress_text, stage_in_words
 from privsyn_flower.app.report.summaries import epsilon_of, unusable_lines, verdict_lines
 from privsyn_flower.app.report.tables import measured_rows
+from privsyn_flower.common.terminal import one_line
 from privsyn_flower.runs import SEEDS
-from privsyn_flower.terminal import one_line
 
 SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there
 SHOWN_SEEDS = 5

@@ -18,7 +18,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from privsyn_flower.terminal import escaped
+from privsyn_flower.common.terminal import escaped
 
 RESUMED = "interrupted; the same command goes on where it was"
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from privsyn_flower.app.cli.display import Display
+from privsyn_flower.common.files import locked
+from privsyn_flower.common.progress import Progress
 from privsyn_flower.config import ConfigError, RunConfig, load_config, parse_override
-from privsyn_flower.files import locked
 from privsyn_flower.privacy.sentence import FILE as STATEMENT
-from privsyn_flower.progress import Progress
 from privsyn_flower.runs import write_jsonl
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.rewriting import rewrite, with_settings

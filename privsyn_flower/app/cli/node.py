@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from privsyn_flower.app.cli.errors import AsJson, Commands, fail
-from privsyn_flower.files import node_home, whole_path
+from privsyn_flower.common.files import node_home, whole_path
 from privsyn_flower.privacy.wording import at_most
 
 node_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look after this device's node.")

@@ -12,7 +12,7 @@ import typer
 
 from privsyn_flower.app.cli.errors import RESUMED, failing
 from privsyn_flower.app.public.source import USER, carried, check_chosen
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 
 if TYPE_CHECKING:
     from privsyn_flower.app.public.proximity import Pool, Row, Thresholds
@@ -94,7 +94,7 @@ def filter_by(
     from privsyn_flower.app.cli.proximity import carried_by, texts_at
     from privsyn_flower.app.public.proximity import Pair, filter_pool
     from privsyn_flower.app.report.summaries import read_summary
-    from privsyn_flower.files import locked, write_atomic
+    from privsyn_flower.common.files import locked, write_atomic
     from privsyn_flower.privacy.sentence import FILE as STATEMENT
     from privsyn_flower.runs import write_json
     from privsyn_flower.server_apps.methods.proximity import FILE
@@ -248,9 +248,9 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
     seems to be private, and for text that a model chose without a statement beside it; OSError.
     """
     from privsyn_flower.app.public.proximity import Pool
+    from privsyn_flower.common.files import file_digest
     from privsyn_flower.data.reading import column_names
     from privsyn_flower.data.values import quote_columns
-    from privsyn_flower.files import file_digest
 
     path = _file(path)
     _check_not_the_users(path, data)

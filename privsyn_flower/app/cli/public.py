@@ -12,8 +12,8 @@ import typer
 from privsyn_flower.app.cli.errors import RESUMED, Commands, failing
 
 if TYPE_CHECKING:
+    from privsyn_flower.common.progress import Progress
     from privsyn_flower.config.public import PublicTextConfig
-    from privsyn_flower.progress import Progress
     from privsyn_flower.text.protocols import Answering
 
 public_app = typer.Typer(

@@ -21,6 +21,8 @@ from privsyn_flower.app.local.ray_cluster import check_cluster, parsed
 from privsyn_flower.app.local.simulation import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.app.preflight import NotReady, check_ready
 from privsyn_flower.app.report.summaries import read_summary
+from privsyn_flower.common.files import write_atomic
+from privsyn_flower.common.progress import BENCHMARK, PROGRESS, read_events
 from privsyn_flower.config import (
     ConfigError,
     RunConfig,
@@ -33,8 +35,6 @@ from privsyn_flower.config import (
     without_benchmark,
 )
 from privsyn_flower.data import DataError, prepare
-from privsyn_flower.files import write_atomic
-from privsyn_flower.progress import BENCHMARK, PROGRESS, read_events
 from privsyn_flower.runs import (
     UNFINISHED,
     RunFolder,

@@ -13,9 +13,9 @@ from privsyn_flower.app.cli.errors import AsJson, Commands, failing
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 
 if TYPE_CHECKING:
-    from privsyn_flower.arrays import F32
+    from privsyn_flower.common.arrays import F32
+    from privsyn_flower.common.progress import Progress
     from privsyn_flower.config import RunConfig
-    from privsyn_flower.progress import Progress
     from privsyn_flower.text.protocols import Embedder
     from privsyn_flower.text.topics import TopicModel
 

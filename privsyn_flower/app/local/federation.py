@@ -45,8 +45,8 @@ from privsyn_flower.app.local.simulation import (
     flwr,
     write_connection,
 )
+from privsyn_flower.common.files import locked, private_folder
 from privsyn_flower.config import RunConfig, Scalar
-from privsyn_flower.files import locked, private_folder
 from privsyn_flower.runs import write_json
 
 START_SECONDS, NODE_SECONDS = 300.0, 5.0  # at most, and more for each node; an end is seen

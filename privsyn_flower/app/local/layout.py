@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from privsyn_flower.app.local.simulation import flat_toml
+from privsyn_flower.common.files import PRIVATE_FILE, private_folder, replace_private, write_atomic
 from privsyn_flower.config import Scalar
 from privsyn_flower.data import DataError, load_users, shard_sizes
-from privsyn_flower.files import PRIVATE_FILE, private_folder, replace_private, write_atomic
 from privsyn_flower.runs import write_json, write_jsonl
 
 FACTS = "federation.json"

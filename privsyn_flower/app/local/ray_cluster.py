@@ -21,9 +21,9 @@ from typing import Any
 
 from privsyn_flower.app.local.ray_probe import FLOCK, HERE, LOCKF, PATIENCE
 from privsyn_flower.app.local.simulation import CLUSTER_CHECKED, FlowerError, users_cluster
+from privsyn_flower.common.files import private_folder
+from privsyn_flower.common.python_path import finding_us
 from privsyn_flower.config import RunConfig, cache_folder
-from privsyn_flower.files import private_folder
-from privsyn_flower.python_path import finding_us
 
 REACH_SECONDS = 3.0
 TOLD = 12  # differences that are listed

@@ -31,10 +31,10 @@ from privsyn_flower.app.local.processes import (
     spawn,
     started_under,
 )
+from privsyn_flower.common.files import write_atomic
+from privsyn_flower.common.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
 from privsyn_flower.config import RunConfig, Scalar, to_toml, toml_value
-from privsyn_flower.files import write_atomic
 from privsyn_flower.runs import lock_holder, write_json
-from privsyn_flower.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
 
 CLUSTER_CHECKED = "PRIVSYN_RAY_CHECKED"  # variable: the cluster that `ray_cluster` has looked at
 # Set by notebooks and some build servers: Flower's JSON would come with colours in it.

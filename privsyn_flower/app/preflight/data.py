@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from privsyn_flower.common.files import DataError
 from privsyn_flower.config import RunConfig
 from privsyn_flower.data.docstrings import STDLIB, find_distribution
 from privsyn_flower.data.findings import LeftOut
@@ -20,7 +21,6 @@ from privsyn_flower.data.sources import (
 from privsyn_flower.data.spool import OTHER_DATES
 from privsyn_flower.data.surveys import WHOLE, Preview, preview
 from privsyn_flower.data.values import Columns, quote_columns
-from privsyn_flower.files import DataError
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import by_class, candidates, is_deployment
 from privsyn_flower.strategies.ctcl.config import CtclConfig

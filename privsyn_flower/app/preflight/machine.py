@@ -10,8 +10,8 @@ from pathlib import Path
 
 from privsyn_flower.app.local.federation import LocalFederation
 from privsyn_flower.app.tracking.trackers import fault
+from privsyn_flower.common.files import ledger_folder
 from privsyn_flower.config import RunConfig, cache_folder, split_list
-from privsyn_flower.files import ledger_folder
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.readiness import TOO_LITTLE, faults, missing, used_models
 from privsyn_flower.strategies.baselines.config import DPPromptConfig

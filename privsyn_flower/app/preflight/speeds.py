@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.app.preflight.sizes import Size, model_files, size_of
+from privsyn_flower.common.files import locked, replace_private
 from privsyn_flower.config import RunConfig, cache_folder
-from privsyn_flower.files import locked, replace_private
 from privsyn_flower.server_apps.methods.stages import Task, tokens_of
 from privsyn_flower.text.embedders import can_import
 from privsyn_flower.text.models.devices import (

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 from privsyn_flower.text.protocols import Answering, Reply, Sampling
 from privsyn_flower.text.serving.http_client import RETRIED, ServerError
 

@@ -32,11 +32,11 @@ from privsyn_flower.app.public.chats import (
 )
 from privsyn_flower.app.public.journal import Journal, Position, lines_of, read_state
 from privsyn_flower.app.public.source import STATEMENT, Source, carried
+from privsyn_flower.common.files import DataError, write_atomic
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.randomness import seeded
+from privsyn_flower.common.terminal import one_line
 from privsyn_flower.config.public import PublicTextConfig, SampledConfig
-from privsyn_flower.files import DataError, write_atomic
-from privsyn_flower.progress import Progress, silent
-from privsyn_flower.randomness import seeded
-from privsyn_flower.terminal import one_line
 from privsyn_flower.text.protocols import Answering
 
 Opened = Callable[[], AbstractContextManager[Answering]]  # the model, loaded when it is needed

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from privsyn_flower.files import DataError, held, write_atomic
+from privsyn_flower.common.files import DataError, held, write_atomic
 
 T = TypeVar("T")
 Position = tuple[int, ...]  # of a piece in its source; later pieces have larger ones

@@ -16,10 +16,10 @@ from typing import Any
 from privsyn_flower.app.public.chats import turns
 from privsyn_flower.app.public.corpus import corpus_folder
 from privsyn_flower.app.public.journal import Journal, lines_of, read_state, state_path
+from privsyn_flower.common.files import DataError
+from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.config.public import PublicTextConfig
 from privsyn_flower.data.reading import CORPUS_FILE
-from privsyn_flower.files import DataError
-from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.words import sentences
 
 MIX, UNDER_WAY = "mix", "mixing"  # names of the files: whole, and until it is

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from privsyn_flower.arrays import F64, Bools
-from privsyn_flower.files import write_atomic
-from privsyn_flower.progress import Progress, silent
+from privsyn_flower.common.arrays import F64, Bools
+from privsyn_flower.common.files import write_atomic
+from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.likelihoods import (
     TOKEN_CHARACTERS,

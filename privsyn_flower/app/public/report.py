@@ -15,11 +15,11 @@ from privsyn_flower.app.public.corpus import corpus_folder
 from privsyn_flower.app.public.journal import lines_of, read_state
 from privsyn_flower.app.public.mixing import MIX, examples_of
 from privsyn_flower.app.public.source import Source
+from privsyn_flower.common.files import DataError, write_atomic
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.units import spaced
 from privsyn_flower.config.public import STAGES, PublicTextConfig
-from privsyn_flower.files import DataError, write_atomic
-from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.words import Vocabulary, read_vocabulary
-from privsyn_flower.units import spaced
 
 MOST_KNOWN = 2**20  # pieces of text that are known by heart, to read each once
 

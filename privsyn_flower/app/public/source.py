@@ -12,11 +12,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.common.files import DataError
+from privsyn_flower.common.terminal import one_line
 from privsyn_flower.config.data import DataConfig
 from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
 from privsyn_flower.data.reading import FORMATS, column_names, read_rows
-from privsyn_flower.files import DataError
-from privsyn_flower.terminal import one_line
 
 STATEMENT = "privacy.md"  # `privacy.sentence.FILE`, which this package does not import
 TITLE = "# Privacy of this"  # of every statement, and of no page that somebody else wrote

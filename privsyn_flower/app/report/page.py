@@ -28,7 +28,7 @@ from privsyn_flower.app.report.html.private import private
 from privsyn_flower.app.report.html.settings import settings
 from privsyn_flower.app.report.reading import RunFolder, read_run
 from privsyn_flower.app.report.summaries import read_summary
-from privsyn_flower.files import replace_private
+from privsyn_flower.common.files import replace_private
 
 REPORT = "report.html"  # in a run folder
 LIVE_EVERY = 4  # seconds between two looks of a page that follows a run

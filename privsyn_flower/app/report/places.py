@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from privsyn_flower.common.terminal import last_part, without_places
 from privsyn_flower.config import RunConfig, Scalar, flat_defaults, toml_value
-from privsyn_flower.terminal import last_part, without_places
 
 # Of the machine, or of whoever ran it: where things lie, whose they are, which servers and keys
 # were used. They may be relative paths and names of hosts, which no pattern knows.

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from privsyn_flower.app.report.ledgers import LedgerView, read_ledger
 from privsyn_flower.app.report.summaries import ReportError, Summary, read_summary
+from privsyn_flower.common.progress import PROGRESS
 from privsyn_flower.config import ConfigError, RunConfig, flatten
 from privsyn_flower.privacy.ledger import LedgerError
 from privsyn_flower.privacy.sentence import FILE
-from privsyn_flower.progress import PROGRESS
 from privsyn_flower.runs import RUN_LOG, SYNTHETIC, UNFINISHED, lock_holder, read_warnings
 
 ERROR = "error.txt"

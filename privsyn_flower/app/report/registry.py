@@ -20,9 +20,9 @@ import yaml
 from privsyn_flower.app.report.forms import COMPOSITION, MECHANISMS
 from privsyn_flower.app.report.guarantee import Guarantee, claim_of, guarantee_of
 from privsyn_flower.app.report.summaries import Summary
+from privsyn_flower.common.files import write_atomic
 from privsyn_flower.config.common import Product
 from privsyn_flower.config.schema import METHODS
-from privsyn_flower.files import write_atomic
 from privsyn_flower.privacy.sentence import FILE as STATEMENT
 
 FILE = "privacy.yaml"

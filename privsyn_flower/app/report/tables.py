@@ -20,7 +20,7 @@ from privsyn_flower.app.report.summaries import (
     trust_of,
     verdict_lines,
 )
-from privsyn_flower.terminal import one_line
+from privsyn_flower.common.terminal import one_line
 
 SHOWN = 200  # characters of a text
 START = "random_public"

@@ -23,8 +23,8 @@ from privsyn_flower.app.tracking.trackers import (
     read_events,
     read_notes,
 )
-from privsyn_flower.files import write_atomic
-from privsyn_flower.terminal import without_logins
+from privsyn_flower.common.files import write_atomic
+from privsyn_flower.common.terminal import without_logins
 
 LONGEST = 300  # characters of an error
 EVERY = 0.5  # seconds between two looks at the file

@@ -33,9 +33,8 @@ from privsyn_flower.app.tracking.public import (
     public_settings,
     public_stage,
 )
+from privsyn_flower.common.python_path import finding_us
 from privsyn_flower.config.checks import TRACKERS
-from privsyn_flower.privacy.plan import ROUNDS
-from privsyn_flower.python_path import finding_us
 from privsyn_flower.strategies.engine.callbacks import Callback, Row, RunStart
 
 logger = logging.getLogger("flwr")  # the log that Flower shows in every app; run.log has it, too
@@ -86,7 +85,7 @@ class Trackers(Callback):
         if not self.names:
             return
         self._folder, self._over = start.folder, False
-        self._rounds = len(start.rows.get(ROUNDS, ()))
+        self._rounds = len(start.rows.get("rounds", ()))
         if self._resumed(start.run):
             self._over, size = True, (start.folder / EVENTS).stat().st_size
             late = [
@@ -104,7 +103,7 @@ class Trackers(Callback):
     def round_ended(self, phase: str, row: Row) -> None:
         """`rounds/NAME` at the round, once."""
         step = int(row["round"])
-        self._rounds = max(self._rounds, step) if phase == ROUNDS else self._rounds
+        self._rounds = max(self._rounds, step) if phase == "rounds" else self._rounds
         self._log(phase, "", public_row(row), step)
 
     def stage(self, name: str, seconds: float) -> None:

@@ -14,7 +14,6 @@ from typing import Any, overload
 import numpy as np
 from flwr.app import Message
 
-from privsyn_flower.arrays import I64
 from privsyn_flower.client_apps.answers import Kind, Participants
 from privsyn_flower.client_apps.dropin.question import (
     Arrays,
@@ -33,6 +32,7 @@ from privsyn_flower.client_apps.dropin.training import (
     answering,
 )
 from privsyn_flower.client_apps.node.device import Node, UserTexts
+from privsyn_flower.common.arrays import I64
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import METRICS, Query
 from privsyn_flower.queries.metrics import (

@@ -18,9 +18,9 @@ from privsyn_flower.client_apps.answers import Kind
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.failures import place_of
 from privsyn_flower.client_apps.node.schedule import LARGEST_NUMBER
+from privsyn_flower.common.randomness import own_randomness
 from privsyn_flower.protocol.question import METRICS, TO_COME, Query
 from privsyn_flower.protocol.wire import Refusal, WireError, read_head
-from privsyn_flower.randomness import own_randomness
 from privsyn_flower.training.layout import Layout
 
 Arrays = Mapping[str, NDArray[Any]]

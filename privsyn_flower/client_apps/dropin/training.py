@@ -19,7 +19,6 @@ import numpy as np
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 
-from privsyn_flower.arrays import F64, I64
 from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.dropin.question import (
     Arrays,
@@ -39,10 +38,11 @@ from privsyn_flower.client_apps.node.device import (
     own_path,
 )
 from privsyn_flower.client_apps.node.policy import load_policy
+from privsyn_flower.common.arrays import F64, I64
+from privsyn_flower.common.files import node_home
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data.findings import NODE_LOG
 from privsyn_flower.data.values import shared_id, to_name
-from privsyn_flower.files import node_home
 from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.protocol.question import Query

@@ -21,8 +21,8 @@ from flwr.app import Context
 from privsyn_flower.client_apps.node.failures import Failures, What
 from privsyn_flower.client_apps.node.policy import Policy, load_policy
 from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
+from privsyn_flower.common.files import node_home, whole_path
 from privsyn_flower.config import ConfigError
-from privsyn_flower.files import node_home, whole_path
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError

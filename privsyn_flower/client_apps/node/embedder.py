@@ -15,7 +15,7 @@ import sys
 import numpy as np
 
 from privsyn_flower.client_apps.node.device import Node
-from privsyn_flower.files import private_folder, write_atomic
+from privsyn_flower.common.files import private_folder, write_atomic
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 

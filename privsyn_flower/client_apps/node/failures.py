@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from privsyn_flower.files import private_folder, replace_private
+from privsyn_flower.common.files import private_folder, replace_private
 from privsyn_flower.protocol.question import Ticket
 
 FAILURES_FILE = "failures.jsonl"

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from privsyn_flower.arrays import Bools
 from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost, spent_epsilon
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records_file import RecordsFile
 from privsyn_flower.client_apps.node.schedule import LARGEST_NUMBER, Schedule, admitted, attend
+from privsyn_flower.common.arrays import Bools
 from privsyn_flower.protocol.wire import Refusal, WireError
 
 RECORDS_FILE = "node.sqlite"

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from privsyn_flower.files import PRIVATE_FILE, locked, private_folder, sync_folder
+from privsyn_flower.common.files import PRIVATE_FILE, locked, private_folder, sync_folder
+from privsyn_flower.common.sqlite_file import transaction
 from privsyn_flower.secagg.identity import create_secret, read_secret
-from privsyn_flower.sqlite_file import transaction
 
 KEY_FILE = "node-users.key"
 _APPLICATION = 0x70737966  # "psyf": SQLite's header field for whose file this is

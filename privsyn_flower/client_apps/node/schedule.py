@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privsyn_flower.arrays import I64, Bools
+from privsyn_flower.common.arrays import I64, Bools
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from privsyn_flower.on_demand import on_demand
+from privsyn_flower.common.on_demand import on_demand
 from privsyn_flower.privacy.accounting.composition import (
     AccountingError,
     compose_gaussians,

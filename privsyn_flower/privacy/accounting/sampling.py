@@ -21,7 +21,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from privsyn_flower.arrays import Bools
+from privsyn_flower.common.arrays import Bools
 from privsyn_flower.privacy.accounting.composition import check_rate
 
 SamplerName = Literal["full", "poisson", "fixed"]

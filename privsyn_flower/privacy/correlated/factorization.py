@@ -14,7 +14,7 @@ import json
 from importlib import resources
 from typing import Any, Protocol
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.privacy.accounting.calibration import calibrate
 from privsyn_flower.privacy.accounting.composition import gaussian_epsilon
 from privsyn_flower.privacy.correlated.keys import NoiseKey

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from privsyn_flower.files import create_private, replace_private, sync_folder
+from privsyn_flower.common.files import create_private, replace_private, sync_folder
 
 KEY_BYTES = 32
 _PIECE = 1 << 20

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.toeplitz import square_root
 

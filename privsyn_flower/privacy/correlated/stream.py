@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
-from privsyn_flower.files import sync_folder
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.files import sync_folder
 from privsyn_flower.privacy.correlated.keys import NoiseKey, shred
 from privsyn_flower.privacy.noise.gaussian import CHUNK, LONGEST, KeyedGaussians
 

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.privacy.correlated.keys import NoiseKey
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.stream import Draw, Keep, ReadRecord, Stream, open_stream

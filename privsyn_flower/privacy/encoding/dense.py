@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.arrays import F32, F64, I8, I64, U64
+from privsyn_flower.common.arrays import F32, F64, I8, I64, U64
 from privsyn_flower.privacy.encoding.quantize import (
     MAX_SENSITIVITY,
     SENSITIVITY,

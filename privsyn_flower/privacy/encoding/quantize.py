@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from privsyn_flower.arrays import F64, I64, U8, U64, Ints
+from privsyn_flower.common.arrays import F64, I64, U8, U64, Ints
 from privsyn_flower.privacy.noise.integer_noise import (
     LEAST_NODE_STD,
     TooCoarse,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from privsyn_flower.on_demand import on_demand
+from privsyn_flower.common.on_demand import on_demand
 from privsyn_flower.privacy.ledger.journal import LedgerError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from privsyn_flower.files import sync_folder
+from privsyn_flower.common.files import sync_folder
 from privsyn_flower.privacy.accounting.composition import check_positive, check_rate, mu_squared
 
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.files import Held, held, replace_private
+from privsyn_flower.common.files import Held, held, replace_private
 from privsyn_flower.privacy.ledger.filters import SLACK, Header, fits
 from privsyn_flower.privacy.ledger.journal import Charge, LedgerError, locked, read_rows
 from privsyn_flower.privacy.ledger.ledger import Ledger, belongs, new_charge

@@ -23,7 +23,7 @@ import threading
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 
 CHUNK = 1 << 15  # coordinates drawn together; words, numbers and scratch stay in the cache
 LONGEST = 1 << 35  # coordinates: the block counter has 32 bits, a block 8 words

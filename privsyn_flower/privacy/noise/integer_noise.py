@@ -38,7 +38,7 @@ from decimal import Context, Decimal, localcontext
 
 import numpy as np
 
-from privsyn_flower.arrays import I64, U64
+from privsyn_flower.common.arrays import I64, U64
 
 SHARE_OF_DELTA = 1e-3  # of every delta: kept for the integers, 5.5 eta at most
 PRICE = 5.5  # eta + e^(4.4 eta) - 1 is at most this times eta, for eta up to 1e-3

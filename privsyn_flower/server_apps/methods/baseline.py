@@ -12,7 +12,7 @@ from typing import Any
 from privsyn_flower.app.benchmark.feedback import Feedback
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.app.benchmark.private import Private
-from privsyn_flower.arrays import F32
+from privsyn_flower.common.arrays import F32
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.server_apps.methods.stages import Task, private_texts

@@ -14,12 +14,12 @@ import numpy as np
 from privsyn_flower.app.benchmark.feedback import Feedback, topic_feedback
 from privsyn_flower.app.benchmark.pictures import draw_topics
 from privsyn_flower.app.benchmark.private import Private
-from privsyn_flower.arrays import F32, F64
+from privsyn_flower.common.arrays import F32, F64
+from privsyn_flower.common.files import build_folder
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.public import export_model
-from privsyn_flower.files import build_folder
 from privsyn_flower.privacy.plan import Phase
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.controls import CONTROL, noise_updates
 from privsyn_flower.server_apps.methods.recipe import NOISE, sampler_of

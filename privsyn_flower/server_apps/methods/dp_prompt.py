@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.app.benchmark.private import private_texts
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.baseline import LocalParaphrases
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.baseline import BaselineRecipe
 from privsyn_flower.server_apps.methods.stages import Task, generation

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.common.files import build_folder
+from privsyn_flower.common.progress import Progress
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import RunConfig
-from privsyn_flower.files import build_folder
-from privsyn_flower.progress import Progress
-from privsyn_flower.randomness import seeded
 from privsyn_flower.server_apps.methods.proximity import (
     FILE,
     MINORITY,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.changes import WRITING
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.stages import Task, generation

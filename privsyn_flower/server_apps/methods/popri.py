@@ -12,7 +12,8 @@ import numpy as np
 from privsyn_flower.app.benchmark.feedback import Feedback, response_feedback
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.app.benchmark.private import Private, distance_to_development
-from privsyn_flower.arrays import F32, F64
+from privsyn_flower.common.arrays import F32, F64
+from privsyn_flower.common.units import units
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.changes import WRITING
 from privsyn_flower.privacy.plan import Phase
@@ -37,7 +38,6 @@ from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.strategies.popri.strategy import POPri
 from privsyn_flower.strategies.synthesis.checkpoints import Distance
 from privsyn_flower.text.prompts import HEADING, LabelledText
-from privsyn_flower.units import units
 
 UNALIGNED = "unaligned"
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from privsyn_flower.app.benchmark.feedback import Feedback, vote_feedback
 from privsyn_flower.app.benchmark.private import Private
-from privsyn_flower.arrays import F32, F64
+from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.changes import WRITING
 from privsyn_flower.data import LabelledText as UserText

@@ -20,10 +20,10 @@ from privsyn_flower.app.public.proximity import (
     filter_pool,
     shares,
 )
+from privsyn_flower.common.progress import Progress
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.config.training import ProximityConfig
 from privsyn_flower.data import Federation
-from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.recipe import RunContext
 from privsyn_flower.server_apps.public_text import PublicText, candidates

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from privsyn_flower.common.progress import ProgressLog
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.plan import ROUNDS, Phase
-from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.methods.stages import Task
 from privsyn_flower.server_apps.models import Models

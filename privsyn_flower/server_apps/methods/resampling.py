@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.topics import clusters_of
 from privsyn_flower.strategies.ctcl.config import CtclConfig

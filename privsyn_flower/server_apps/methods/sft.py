@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsyn_flower.randomness import seeded
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.readiness import try_adapters
 

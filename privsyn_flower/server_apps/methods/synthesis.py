@@ -19,11 +19,12 @@ from privsyn_flower.app.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
 from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.app.report.reading import first_texts
-from privsyn_flower.arrays import F32, F64
+from privsyn_flower.common.arrays import F32, F64
+from privsyn_flower.common.randomness import seeded
+from privsyn_flower.common.units import words
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.data import label_of
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
@@ -32,7 +33,6 @@ from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.prompts import ExamplePrompts, LabelledText, TooFewTextsError, expand
 from privsyn_flower.text.readiness import try_prompts
-from privsyn_flower.units import words
 
 SYNTHETIC = "synthetic"  # the result's name, and purpose
 UNKNOWN = 0.5  # share of words that public text does not have, above which a text is unreadable

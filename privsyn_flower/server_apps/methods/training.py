@@ -19,12 +19,12 @@ import numpy.typing as npt
 from privsyn_flower.app.benchmark.benchmark import training_benchmark
 from privsyn_flower.app.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
 from privsyn_flower.app.benchmark.pictures import draw_benchmark
+from privsyn_flower.common.progress import Steps
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.drawing import draw_curve
 from privsyn_flower.evaluation.public import export_model, public_start
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.planning import evaluation_phases
-from privsyn_flower.progress import Steps
 from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder

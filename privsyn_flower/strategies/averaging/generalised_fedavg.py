@@ -17,12 +17,12 @@ import numpy as np
 from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.config.section import checked
 from privsyn_flower.protocol.question import OptionValue, Query
 from privsyn_flower.queries.updates import update_bound
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.adaptive_clipping import AdaptiveClipping
 from privsyn_flower.strategies.averaging.server_optimizers import (

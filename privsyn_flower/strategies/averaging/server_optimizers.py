@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.config import AveragingConfig
 
 Slots = Mapping[str, F64]

@@ -14,13 +14,13 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.files import default_cache
+from privsyn_flower.common.progress import Progress
 from privsyn_flower.config import AveragingConfig
-from privsyn_flower.files import default_cache
 from privsyn_flower.privacy.plan import Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import evaluation_phases, plan_privacy
 from privsyn_flower.privacy.sentence import PrivacyStatement
-from privsyn_flower.progress import Progress
 from privsyn_flower.protocol.question import TO_COME
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.app_evaluation import (

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from flwr.serverapp import Grid
 
-from privsyn_flower.arrays import F64, I64
+from privsyn_flower.common.arrays import F64, I64
+from privsyn_flower.common.progress import silent
 from privsyn_flower.config import ExpandConfig, FtrlConfig, TrainingConfig
 from privsyn_flower.config.section import checked
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.plan import Phase, PrivacyPlan
-from privsyn_flower.progress import silent
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays

@@ -16,8 +16,12 @@ import numpy as np
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from privsyn_flower.arrays import F64, U64
-from privsyn_flower.messaging import (
+from privsyn_flower.common.arrays import F64, U64
+from privsyn_flower.privacy.accounting.sampling import AggregationName
+from privsyn_flower.privacy.encoding.dense import rotate
+from privsyn_flower.privacy.release import NoisySum, TooFewSurvivors, check_weight
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.messaging import (
     Absence,
     Arrived,
     log_absent,
@@ -25,10 +29,6 @@ from privsyn_flower.messaging import (
     send_and_wait,
     tally,
 )
-from privsyn_flower.privacy.accounting.sampling import AggregationName
-from privsyn_flower.privacy.encoding.dense import rotate
-from privsyn_flower.privacy.release import NoisySum, TooFewSurvivors, check_weight
-from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.noise import Noise, decode_sum, encoded_bound, encoded_length
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.secure import Transport, run_session

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
-from privsyn_flower.files import replace_private
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.files import replace_private
 from privsyn_flower.privacy.correlated import (
     Factorization,
     NoiseKey,

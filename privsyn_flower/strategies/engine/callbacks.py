@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.terminal import without_logins
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query, Ticket
-from privsyn_flower.terminal import without_logins
 
 logger = logging.getLogger("flwr")  # the log that Flower shows in every app; run.log has it, too
 

@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 from flwr.serverapp import Grid
 
-from privsyn_flower.messaging import Absence, send_and_wait, tally
-from privsyn_flower.progress import Progress, silent
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.protocol.greeting import HELLO, Hello, hello, read_hello
+from privsyn_flower.protocol.messaging import Absence, send_and_wait, tally
 from privsyn_flower.protocol.wire import TRAIN, Absent, WireError
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.secagg import LEAST_NODES
 

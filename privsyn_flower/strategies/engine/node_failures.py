@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Ticket
 from privsyn_flower.strategies.engine.callbacks import (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower import __version__
-from privsyn_flower.files import write_atomic
+from privsyn_flower.common.files import write_atomic
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.sentence import FILE as STATEMENT

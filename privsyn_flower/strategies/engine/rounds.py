@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.arrays import F64
-from privsyn_flower.evaluation.signal import excess_of
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.evaluation.signal import Excess, excess
 from privsyn_flower.privacy.ledger import BudgetExceeded, Charge, Ledger, LedgerError
 from privsyn_flower.privacy.plan import ROUNDS
 from privsyn_flower.privacy.release import TooFewSurvivors, release
 from privsyn_flower.privacy.wording import at_most
-from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.runs import RunFolder
@@ -418,3 +418,21 @@ def _facts(ticket: Ticket, query: Query, collected: Collected) -> dict[str, Any]
         "bytes_up_per_node": collected.bytes_up_per_node,
     }
     return facts if query.kind == "update" else {"candidates": query.length, **facts}
+
+
+def excess_of(query: Query, released: F64, noise_std: float) -> Excess | None:
+    """The excess of the answer to a question; None for a question that chooses or trains nothing.
+
+    Votes are compared with each other, scores within their prompt, an update with no change.
+    """
+    if query.kind == "update":  # adaptive clipping's count comes after the update
+        counted = float(query.options.get("indicator", 0.0)) > 0
+        return excess(released[: len(released) - counted], noise_std)
+    if query.kind == "votes":
+        return excess(released, noise_std, [len(released)])
+    if query.kind == "scores":
+        groups = query.extra.get("groups")
+        sizes = [len(released)] if groups is None else [int(count) for count in groups]
+        # An audit has the answers of many trials in one release.
+        return excess(released, noise_std, sizes) if sum(sizes) == len(released) else None
+    return None

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from privsyn_flower.common.files import ledger_folder
 from privsyn_flower.config import ConfigError
-from privsyn_flower.files import ledger_folder
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.privacy.ledger.journal import locked, read_rows
 from privsyn_flower.privacy.ledger.usage import exclusive, export

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.files import ledger_folder
+from privsyn_flower.common.files import ledger_folder
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.privacy.accounting.feasibility import infeasibilities
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.plan import Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import statement_of
-from privsyn_flower.progress import Progress, silent
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation
 from privsyn_flower.strategies.engine.arguments import changes

@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.privacy.plan import EVALUATIONS
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.metrics import Ratio, Reading, metrics_bound

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.strategies.pe.config import PeConfig
 from privsyn_flower.strategies.synthesis.evolution import Evolution
 

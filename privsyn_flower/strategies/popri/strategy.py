@@ -13,10 +13,10 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.arrays import F64
-from privsyn_flower.progress import Progress, silent
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_json, write_jsonl
 from privsyn_flower.strategies.engine.rounds import NothingLearned
 from privsyn_flower.strategies.popri.config import PopriConfig

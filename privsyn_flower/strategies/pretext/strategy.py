@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.data import label_of
 from privsyn_flower.strategies.pretext.config import PreTextConfig
 from privsyn_flower.strategies.synthesis.evolution import Evolution

@@ -10,12 +10,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from privsyn_flower.arrays import F64, Ints
+from privsyn_flower.common.arrays import F64, Ints
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import EvolutionConfig, split_list
 from privsyn_flower.data import LabelledText, label_of
-from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import SEEDS, RunFolder, write_jsonl
 from privsyn_flower.strategies.engine.rounds import NothingSurvived
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.arrays import F64, Ints
+from privsyn_flower.common.arrays import F64, Ints
 
 
 @dataclass(frozen=True)

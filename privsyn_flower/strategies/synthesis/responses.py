@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
-from privsyn_flower.randomness import seeded
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.runs import write_json
 from privsyn_flower.text.prompts import Prompt, PromptSource, read_text
 from privsyn_flower.text.protocols import AdaptableGenerator

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.files import default_cache
+from privsyn_flower.common.files import default_cache
+from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.privacy.plan import ROUNDS, Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import plan_privacy
 from privsyn_flower.privacy.sentence import PrivacyStatement
-from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.arguments import Arguments

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from privsyn_flower.arrays import F64, I64, Ints
+from privsyn_flower.common.arrays import F64, I64, Ints
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.text.topics import TopicModel
 

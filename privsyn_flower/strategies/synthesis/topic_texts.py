@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.arrays import Ints
-from privsyn_flower.files import write_atomic
-from privsyn_flower.progress import Progress, silent
-from privsyn_flower.randomness import seeded
+from privsyn_flower.common.arrays import Ints
+from privsyn_flower.common.files import write_atomic
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.randomness import seeded
+from privsyn_flower.common.units import units
 from privsyn_flower.runs import read_jsonl, write_json
 from privsyn_flower.text.protocols import Generator
 from privsyn_flower.text.words import degenerate
-from privsyn_flower.units import units
 
 BLOCK = 512  # texts that are lost at most when a run is killed
 DRAWS = 4  # of one text, until it is usable

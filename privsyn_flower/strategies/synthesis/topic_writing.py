@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.files import build_folder
+from privsyn_flower.common.progress import Progress
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, ExpandConfig
-from privsyn_flower.files import build_folder
-from privsyn_flower.progress import Progress
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import write_json
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.synthesis.topic_counts import largest_remainder

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from privsyn_flower.files import share
-from privsyn_flower.randomness import untouched_randomness
+from privsyn_flower.common.files import share
+from privsyn_flower.common.randomness import untouched_randomness
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.pretrained import (
     CAUSAL,

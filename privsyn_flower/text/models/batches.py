@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from privsyn_flower.arrays import I64
-from privsyn_flower.units import spaced
+from privsyn_flower.common.arrays import I64
+from privsyn_flower.common.units import spaced
 
 if TYPE_CHECKING:
     import torch

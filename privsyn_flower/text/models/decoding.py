@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, I64, Bools
+from privsyn_flower.common.arrays import F32, I64, Bools
 from privsyn_flower.text.models.batches import pad_rows
 
 if TYPE_CHECKING:

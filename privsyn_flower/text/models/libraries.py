@@ -13,7 +13,7 @@ from typing import Any
 
 import transformers
 
-from privsyn_flower.files import sync_folder, write_atomic
+from privsyn_flower.common.files import sync_folder, write_atomic
 
 COMPLETE = "complete"  # a file in a checkpoint, written when all else in it is on disk
 LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")

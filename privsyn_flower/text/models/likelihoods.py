@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.text.models.batches import IGNORED, encode, pad_rows, unknown_token
 from privsyn_flower.text.models.devices import map_batches
 from privsyn_flower.text.models.lm_metrics import Scorer

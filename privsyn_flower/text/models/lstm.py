@@ -33,13 +33,13 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutput
 
-from privsyn_flower.arrays import I64
-from privsyn_flower.files import DataError, build_folder
-from privsyn_flower.progress import Progress, silent, stop
-from privsyn_flower.randomness import seeded
+from privsyn_flower.common.arrays import I64
+from privsyn_flower.common.files import DataError, build_folder
+from privsyn_flower.common.progress import Progress, silent, stop
+from privsyn_flower.common.randomness import seeded
+from privsyn_flower.common.units import VERSION, spaced
 from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
 from privsyn_flower.text.models.devices import one_worker, resolve_device
-from privsyn_flower.units import VERSION, spaced
 
 if TYPE_CHECKING:
     from privsyn_flower.config import RunConfig
@@ -57,8 +57,8 @@ STEPS = 2000  # of pre-training, unless models.train-steps says otherwise; the p
 class LstmConfig(PreTrainedConfig):  # type: ignore[misc]
     """vocab_size: words, special ones among them. coupled: the input gate is one minus the forget
     gate; else four gates. tie_word_embeddings: one matrix for input and output. trained_steps: of
-    Adam on public text. units: version of `privsyn_flower.units` whose words the model reads; 0: of
-    before there was one, what is between spaces."""
+    Adam on public text. units: version of `common.units` whose words the model reads; 0: from before
+    there was one, what is between spaces."""
 
     model_type = MODEL_TYPE
 

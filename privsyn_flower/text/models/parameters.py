@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.arrays import U8
+from privsyn_flower.common.arrays import U8
 from privsyn_flower.text.fingerprints import file_digest
 from privsyn_flower.text.models.pretrained import auto_class
 

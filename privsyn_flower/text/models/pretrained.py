@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.files import UnavailableError, cache_home
-from privsyn_flower.units import VERSION
+from privsyn_flower.common.files import UnavailableError, cache_home
+from privsyn_flower.common.units import VERSION
 
 CAUSAL, SEQ2SEQ = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
 GENERATION = "transformers.generation.candidate_generator"

@@ -19,8 +19,8 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-from privsyn_flower.progress import bar
-from privsyn_flower.randomness import seeded, untouched_randomness
+from privsyn_flower.common.progress import bar
+from privsyn_flower.common.randomness import seeded, untouched_randomness
 from privsyn_flower.text.models.adapters import (
     AdapterError,
     Base,

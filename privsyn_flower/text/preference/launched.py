@@ -19,9 +19,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.files import replace_private
-from privsyn_flower.progress import bar, silent
-from privsyn_flower.python_path import finding_us
+from privsyn_flower.common.files import replace_private
+from privsyn_flower.common.progress import bar, silent
+from privsyn_flower.common.python_path import finding_us
 from privsyn_flower.text.models.devices import loopback_only
 from privsyn_flower.text.preference.tuning import Setting, Tuning
 from privsyn_flower.text.serving import supervisor

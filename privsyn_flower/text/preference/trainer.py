@@ -17,9 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
+from privsyn_flower.common.files import file_digest, replace_private
+from privsyn_flower.common.progress import Progress
 from privsyn_flower.config.api import named_as_arguments
-from privsyn_flower.files import file_digest, replace_private
-from privsyn_flower.progress import Progress
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.adapters import WEIGHTS, save_untrained
 from privsyn_flower.text.models.devices import training_device

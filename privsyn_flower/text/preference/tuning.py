@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from privsyn_flower.progress import Progress
+from privsyn_flower.common.progress import Progress
 from privsyn_flower.text.prompts import HEADING
 
 KEY = "models.generator"

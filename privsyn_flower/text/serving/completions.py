@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from privsyn_flower.common.terminal import one_line
 from privsyn_flower.config.models import OPTIONAL
-from privsyn_flower.terminal import one_line
 from privsyn_flower.text.prompts import THINKING, without_thinking
 from privsyn_flower.text.protocols import Reply
 from privsyn_flower.text.serving.http_client import HalfAnswerError, ServerError

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from privsyn_flower.terminal import one_line
+from privsyn_flower.common.terminal import one_line
 
 if TYPE_CHECKING:
     import httpx

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from privsyn_flower.common.progress import Progress, bar
+from privsyn_flower.common.terminal import one_line
 from privsyn_flower.config.api import named_as_arguments
-from privsyn_flower.progress import Progress, bar
-from privsyn_flower.terminal import one_line
 from privsyn_flower.text.models.decoding import check_sampling
 from privsyn_flower.text.prompts import HEADING, THINKING
 from privsyn_flower.text.protocols import Reply, Sampling

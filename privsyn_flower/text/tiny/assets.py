@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.files import file_digest
-from privsyn_flower.python_path import canonical
+from privsyn_flower.common.files import file_digest
+from privsyn_flower.common.python_path import canonical
 
 MANIFEST = "MANIFEST.json"
 FURTHER = "further"

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privsyn_flower.progress import Progress, silent
+from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.text.tiny.assets import (
     RECIPES,
     Asset,
@@ -92,7 +92,7 @@ def tune(
     Its name is the hash of the shipped model, the texts, the recipe and the seed. Without public
     text the shipped folder itself.
     """
-    from privsyn_flower.files import build_folder
+    from privsyn_flower.common.files import build_folder
     from privsyn_flower.text.tiny.tuning import tune_model
 
     groups = federation.public_groups()
@@ -158,7 +158,7 @@ def train(
     the kinds it builds upon. The folder's name is the hash of texts, recipes and seed; it
     appears at once, complete, and two processes do not make it twice.
     """
-    from privsyn_flower.files import build_folder
+    from privsyn_flower.common.files import build_folder
 
     lineage = [kind]
     while (before := _AFTER[lineage[-1]]) is not None:

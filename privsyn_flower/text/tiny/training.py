@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from privsyn_flower.progress import Progress, silent, stop
-from privsyn_flower.randomness import seeded
+from privsyn_flower.common.progress import Progress, silent, stop
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.text.conditions import encode_pairs
 from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
 from privsyn_flower.text.models.devices import one_worker

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from privsyn_flower.progress import Progress, silent, stop
-from privsyn_flower.randomness import seeded
+from privsyn_flower.common.progress import Progress, silent, stop
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.text.models.batches import IGNORED, causal_labels, causal_loss
 from privsyn_flower.text.models.devices import one_worker, resolve_device
 from privsyn_flower.text.models.parameters import longest_sequence

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from privsyn_flower import messaging
 from privsyn_flower.app.audit import (
     Audit,
     AuditError,
@@ -34,6 +33,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import epsilon
 from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.protocol import messaging
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from tests.rigs.audit_audit import (
     TIGHT,

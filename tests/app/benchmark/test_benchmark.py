@@ -20,6 +20,7 @@ from privsyn_flower.app.benchmark.feedback import (
 from privsyn_flower.app.benchmark.fine_tunings import classification, next_token
 from privsyn_flower.app.benchmark.names import METHODS, NOTE, note, steps_of
 from privsyn_flower.app.benchmark.private import Private, distance_to_development, distances
+from privsyn_flower.common.progress import silent
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation, LabelledText, prepare
 from privsyn_flower.data.federation import _write
@@ -37,7 +38,6 @@ from privsyn_flower.evaluation.public import (
 )
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work
-from privsyn_flower.progress import silent
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.tiny.assets import RECIPES

@@ -12,7 +12,7 @@ from privsyn_flower.app.benchmark.pictures import (
     draw_topics,
     principal_plane,
 )
-from privsyn_flower.evaluation.drawing import caption
+from privsyn_flower.server_apps.run import caption
 
 SAID = caption("pretext", 1.29, 3e-6)
 
@@ -92,4 +92,4 @@ def test_pictures_say_epsilon_and_what_pairs_come_to(tmp_path, monkeypatch):
 def test_captions_promise_what_the_statement_does():
     assert caption("popri", 7.57991, 3e-6) == "popri: epsilon = 7.58, delta = 3e-06"
     assert caption("expand-private", float("inf"), 0.0).endswith("NO PRIVACY, epsilon is infinite")
-    assert caption("pe", 1.0, 1e-6, privacy_plan=False).endswith("(NO PRIVACY IS CLAIMED)")
+    assert caption("pe", 1.0, 1e-6, claimed=False).endswith("(NO PRIVACY IS CLAIMED)")

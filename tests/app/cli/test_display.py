@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from privsyn_flower.app.cli.display import Display, Pace, product_lines, result_table, spoken, width
+from privsyn_flower.common.progress import stop
 from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.progress import stop
 from privsyn_flower.runs import write_jsonl
 from tests.rigs.display import BENCHMARK, SUMMARY
 

@@ -34,8 +34,8 @@ from privsyn_flower.app.cli.run import (
 )
 from privsyn_flower.app.local.command import FlowerCommand
 from privsyn_flower.app.local.simulation import FlowerError, LocalFlower
+from privsyn_flower.common.progress import ProgressLog
 from privsyn_flower.config import RunConfig, to_toml
-from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, log_size, write_json
 from tests.rigs.display import BENCHMARK, SUMMARY
 from tests.rigs.node_failures import note

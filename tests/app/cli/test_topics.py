@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.arrays import F32
+from privsyn_flower.common.arrays import F32
+from privsyn_flower.common.progress import silent
 from privsyn_flower.config import load_config
-from privsyn_flower.progress import silent
 from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.server_apps.topics import topics_of
 from privsyn_flower.text import topic_training

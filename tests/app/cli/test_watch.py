@@ -22,7 +22,7 @@ from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.cli.watch import LivePage, going_on, serve, stamp_of
 from privsyn_flower.app.report.serving import PageServer, Unavailable
 from privsyn_flower.app.report.summaries import ReportError
-from privsyn_flower.progress import ProgressLog
+from privsyn_flower.common.progress import ProgressLog
 from privsyn_flower.runs import RunFolder
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from privsyn_flower.app.public.asking import AHEAD, FILE, Answer, Asker, Counts, Request
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.protocols import Answering, Reply, Sampling
 from tests.rigs.asking import Start, asker, chain, requests, texts

@@ -22,8 +22,8 @@ from privsyn_flower.app.public.journal import Journal, read_state
 from privsyn_flower.app.public.mixing import mix
 from privsyn_flower.app.public.report import measure_coverage, write_report
 from privsyn_flower.app.public.source import carried
+from privsyn_flower.common.files import DataError, Held
 from privsyn_flower.config.public import PublicTextConfig
-from privsyn_flower.files import DataError, Held
 from privsyn_flower.text.serving.http_client import ServerError
 from tests.app.public.conftest import Canned
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from privsyn_flower.app.public.report import coverage, unknown_rate
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 from privsyn_flower.text.words import Vocabulary, read_vocabulary
 
 WORDS = ["hello", "mom", "!", "café", "don"]

@@ -8,7 +8,7 @@ import pytest
 
 from privsyn_flower.app.public.proximity import TextScores
 from privsyn_flower.app.public.source import SCORES, STATEMENT, carried, check_chosen
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 from privsyn_flower.privacy import sentence
 
 

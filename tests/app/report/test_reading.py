@@ -11,10 +11,10 @@ import pytest
 
 from privsyn_flower.app.report.reading import read_run
 from privsyn_flower.app.report.summaries import ReportError
+from privsyn_flower.common.progress import ProgressLog
 from privsyn_flower.config import RunConfig, to_toml
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.ledger.usage import exclusive, export
-from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, write_json, write_jsonl
 
 CONFIG = RunConfig.from_flat({"method": "pretext", "seed": 3, "epsilon": 1.29})

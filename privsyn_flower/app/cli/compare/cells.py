@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.app.report.summaries import RESULTS, ReportError, Summary, read_summary
+from privsyn_flower.common.files import write_atomic
 from privsyn_flower.config import (
     ConfigError,
     RunConfig,
@@ -26,7 +27,6 @@ from privsyn_flower.config import (
     to_toml,
 )
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
-from privsyn_flower.files import write_atomic
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.runs import UNFINISHED, UNUSABLE, write_json
 from privsyn_flower.strategies.ctcl.config import CtclConfig

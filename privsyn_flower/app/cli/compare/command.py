@@ -33,9 +33,9 @@ from privsyn_flower.app.cli.compare.figures import draw
 from privsyn_flower.app.cli.compare.tables import differences_csv, markdown, runs_csv, table_csv
 from privsyn_flower.app.cli.outcome import ENDED_EARLY, NO_BENCHMARK, NOT_USABLE, tell
 from privsyn_flower.app.local.processes import end_group, spawn, stoppable
+from privsyn_flower.common.files import locked, private_folder, write_atomic
 from privsyn_flower.config import ConfigError, Scalar
 from privsyn_flower.config.grid import GridConfig, load_grid
-from privsyn_flower.files import locked, private_folder, write_atomic
 
 PATIENCE = 120.0  # seconds that a run has to end its Flower before it is killed
 LOOK = 0.2  # seconds until an interrupt is seen

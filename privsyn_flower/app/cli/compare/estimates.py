@@ -20,11 +20,11 @@ from typing import Any
 from privsyn_flower.app.cli.compare.cells import Outcome
 from privsyn_flower.app.report.summaries import NO_QUERIES, NONE, trust_of
 from privsyn_flower.app.report.tables import ALIKE_BENCHMARK
-from privsyn_flower.arrays import F64
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.evaluation.intervals import Interval, load_user_sums, over_seeds, over_users
 from privsyn_flower.privacy.wording import at_most
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import write_json
 
 MEASURES = ("accuracy", "loss", "macro_f1")

@@ -17,7 +17,7 @@ from privsyn_flower.app.report.html.markup import (
 )
 from privsyn_flower.app.report.html.parts import Context, few, rounded_up, spread, why_failed
 from privsyn_flower.app.report.reading import RunFolder
-from privsyn_flower.terminal import without_places
+from privsyn_flower.common.terminal import without_places
 
 MOST_LINES = 40  # of warnings
 LONGEST = 500  # characters of one

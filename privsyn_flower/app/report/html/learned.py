@@ -13,8 +13,8 @@ from privsyn_flower.app.report.html.markup import Figure, Table, is_number, mapp
 from privsyn_flower.app.report.html.overview import method_of
 from privsyn_flower.app.report.html.parts import Context, axis_name, guarantee
 from privsyn_flower.app.report.reading import RunFolder, first_texts
+from privsyn_flower.common.units import units, unspaced, words
 from privsyn_flower.runs import SEEDS
-from privsyn_flower.units import units, unspaced, words
 
 UNPROTECTED = "expand-private"  # made of the private text itself
 REPEATS = "No privacy: these texts may repeat the users' own, word for word. Pass none of them on."

@@ -15,7 +15,7 @@ import importlib.util
 import logging
 from collections.abc import Callable
 
-from privsyn_flower.files import build_file, cache_home
+from privsyn_flower.common.files import build_file, cache_home
 
 INSTALL = "pip install 'privsyn-flower[report]'"
 logger = logging.getLogger("privsyn_flower")

@@ -20,7 +20,7 @@ from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 from markupsafe import Markup
 
 from privsyn_flower.app.report.html.library import library as library  # the page's, too
-from privsyn_flower.terminal import escaped
+from privsyn_flower.common.terminal import escaped
 
 # They end in .md because Flower packs no other kind of text file into an app.
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"

@@ -26,7 +26,7 @@ from privsyn_flower.app.report.html.private import short_claim
 from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.reading import RunFolder
 from privsyn_flower.app.report.summaries import RESULTS, unusable_lines
-from privsyn_flower.terminal import without_places
+from privsyn_flower.common.terminal import without_places
 
 NOBODY = (
     "No process works on this run: it is about to begin, or it stopped before its result, and "

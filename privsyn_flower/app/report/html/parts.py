@@ -14,8 +14,8 @@ from markupsafe import Markup
 from privsyn_flower.app.report.html.markup import is_number, number, render
 from privsyn_flower.app.report.reading import RunFolder
 from privsyn_flower.app.report.summaries import NONE, trust_of
+from privsyn_flower.common.terminal import without_places
 from privsyn_flower.privacy.wording import at_most, delta_at_most
-from privsyn_flower.terminal import without_places
 
 # Before places are cut: what stands for a place depends on its spaces and commas.
 _CAUSE = re.compile(r"(\d nodes failed): .*? \([^\n]*?/node\.log\)")

@@ -9,6 +9,7 @@ from privsyn_flower.app.report.html.markup import Table
 from privsyn_flower.app.report.html.parts import Context
 from privsyn_flower.app.report.places import HIDDEN, shareable
 from privsyn_flower.app.report.reading import RunFolder
+from privsyn_flower.common.terminal import without_places
 from privsyn_flower.config import (
     ConfigError,
     RunConfig,
@@ -18,7 +19,6 @@ from privsyn_flower.config import (
     flatten,
     toml_value,
 )
-from privsyn_flower.terminal import without_places
 
 LONGEST = 300  # characters of a value
 HEADINGS = ("key", "value", "default", "meaning")

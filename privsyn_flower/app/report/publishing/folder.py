@@ -26,7 +26,7 @@ from privsyn_flower.app.report.publishing.product import (
 )
 from privsyn_flower.app.report.registry import FILE as FORMS
 from privsyn_flower.app.report.registry import record
-from privsyn_flower.files import file_digest, share
+from privsyn_flower.common.files import file_digest, share
 from privsyn_flower.privacy.sentence import FILE as STATEMENT
 from privsyn_flower.privacy.wording import page
 from privsyn_flower.runs import SEEDS, write_json

@@ -11,8 +11,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from privsyn_flower.app.report.registry import write_record
+from privsyn_flower.common.files import file_digest
 from privsyn_flower.config import RunConfig, to_toml
-from privsyn_flower.files import file_digest
 from privsyn_flower.server_apps.privacy_plan import baseline, statement
 
 SECRET = "what-nobody-may-read"  # in every file that must not be copied

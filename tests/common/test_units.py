@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsyn_flower.files import DataError
-from privsyn_flower.units import beginning, pieces, spaced, units, unspaced, words
+from privsyn_flower.common.files import DataError
+from privsyn_flower.common.units import beginning, pieces, spaced, units, unspaced, words
 
 MIXED = "今天 ไทยเป็น かな \u3000é\u0301को😀👍🏽\u200d❤\ufe0f「。，(!"
 ANYTHING = st.text(st.characters() | st.sampled_from(MIXED))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower import progress
-from privsyn_flower.progress import ProgressLog, Steps, bar, read_events
+from privsyn_flower.common import progress
+from privsyn_flower.common.progress import ProgressLog, Steps, bar, read_events
 
 
 def test_half_a_line_costs_the_events_on_it_and_nothing_else(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from privsyn_flower.python_path import finding_us
+from privsyn_flower.common.python_path import finding_us
 
 
 def test_a_copy_that_is_not_installed_is_the_one_that_is_found(tmp_path: Path) -> None:

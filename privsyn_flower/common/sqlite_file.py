@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from privsyn_flower.files import PRIVATE_FILE, private_folder
+from privsyn_flower.common.files import PRIVATE_FILE, private_folder
 
 LOCK_SECONDS = 20.0  # that another process's transaction is waited for
 

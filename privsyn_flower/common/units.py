@@ -12,7 +12,7 @@ import re
 import unicodedata
 from itertools import chain
 
-from privsyn_flower.files import DataError
+from privsyn_flower.common.files import DataError
 
 VERSION = 1  # raise it when a text may be cut elsewhere: prepared folders are then made anew
 

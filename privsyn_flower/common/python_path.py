@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-HOLDER = Path(__file__).resolve().parents[1]  # the folder that the running package lies in
+HOLDER = Path(__file__).resolve().parents[2]  # the folder that the running package lies in
 
 
 def canonical(name: str) -> str:

@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.config import RunConfig, cache_folder
-from privsyn_flower.files import (
+from privsyn_flower.common.files import (
     build_folder,
     cache_home,
     create_private,
@@ -21,7 +20,8 @@ from privsyn_flower.files import (
     replace_private,
     write_atomic,
 )
-from privsyn_flower.sqlite_file import private_file
+from privsyn_flower.common.sqlite_file import private_file
+from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.text.models.pretrained import hub_cache
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 
-from privsyn_flower import messaging
-from privsyn_flower.messaging import in_process, outgoing, send_and_wait
+from privsyn_flower.protocol import messaging
+from privsyn_flower.protocol.messaging import in_process, outgoing, send_and_wait
 
 
 class Clock:

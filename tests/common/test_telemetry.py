@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from privsyn_flower.app.local.simulation import flower_environment, private_ray
-from privsyn_flower.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
+from privsyn_flower.common.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DEVICES = ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK", "ORT_DISABLE_TELEMETRY")
 STARTERS = ("docs/examples/privsyn-node.service", "deploy/Dockerfile")
 MANIFESTS = ("deploy/kubernetes/superlink.yaml", "deploy/kubernetes/supernode.yaml")

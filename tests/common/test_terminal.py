@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from privsyn_flower.terminal import escaped, one_line, without_places
+from privsyn_flower.common.terminal import escaped, one_line, without_places
 
 
 @pytest.mark.parametrize(
