@@ -57,7 +57,7 @@ STEPS = 2000  # of pre-training, unless models.train-steps says otherwise; the p
 class LstmConfig(PreTrainedConfig):  # type: ignore[misc]
     """vocab_size: words, special ones among them. coupled: the input gate is one minus the forget
     gate; else four gates. tie_word_embeddings: one matrix for input and output. trained_steps: of
-    Adam on public text. units: version of `common.units` whose words the model reads; 0: from before
+    Adam on public text. units: version of `common.units` whose words the model reads; 0: before
     there was one, what is between spaces."""
 
     model_type = MODEL_TYPE
