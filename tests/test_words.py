@@ -18,7 +18,8 @@ BANNED = frozenset(
     "asked coin coins counted crumb door doubt found foretell foretold held house infiller kept "
     "lanes last_word made own_account promised room said taking telling told unasked varied".split()
 )
-STANDARD = ("held_out", "made_by")  # held-out text; made by whom
+# Held-out text; made by whom; the hook of a callback; asyncio's hook.
+STANDARD = ("held_out", "made_by", "question_asked", "connection_made")
 KEYS = frozenset({"infiller"})  # `models.infiller`: the masked LM of PrE-Text's mask-infilling
 DIALECT = re.compile(
     r"\b(coins?|the one door|crumbs?|asks? nobody|trainings|own account|last word)\b", re.IGNORECASE
