@@ -38,7 +38,7 @@ class Sent:
         return getattr(self._transport, name)
 
 
-def sampled(protocol: Any) -> Any:
+def counted(protocol: Any) -> Any:
     """uvicorn's protocol, with its bytes counted."""
 
     class Counted(protocol):  # type: ignore[misc]
@@ -59,7 +59,7 @@ def install(config: Any) -> None:
 
     def loaded(self: Any) -> None:
         load(self)
-        self.http_protocol_class = sampled(self.http_protocol_class)
+        self.http_protocol_class = counted(self.http_protocol_class)
         app = self.loaded_app
 
         async def asked(scope: Any, receive: Any, send: Any) -> None:

@@ -301,9 +301,9 @@ class Bench:
         create(folder / "fed", [folder / "users.jsonl"], nodes=most, node_config=common)
         simulation.MODULES["client"] = CLIENT.format(rows=self.rows)
         self.federation = Growing(folder / "fed", options.at_once, options.forked)
-        sampled, plain = str(self.federation.counts), loopback_guard.command
+        counted, plain = str(self.federation.counts), loopback_guard.command
         loopback_guard.command = lambda name, python=sys.executable: (
-            [python, "-P", str(COUNTER), sampled, name]
+            [python, "-P", str(COUNTER), counted, name]
             if name == "flower-superlink"
             else plain(name, python)
         )

@@ -242,7 +242,7 @@ def generator(corpus: Corpus, bpe: Tokenizer, seconds: float, device: str) -> tu
     return model, tokenizer, report
 
 
-def variation(corpus: Corpus, bpe: Tokenizer, seconds: float, device: str) -> tuple[Any, Any, Any]:
+def infiller(corpus: Corpus, bpe: Tokenizer, seconds: float, device: str) -> tuple[Any, Any, Any]:
     """(model, tokenizer, report)."""
     tokenizer = fast_tokenizer(bpe, "infiller", CONTEXT)
     torch.manual_seed(0)
@@ -310,7 +310,7 @@ def _common() -> dict[str, Any]:
 
 KINDS: dict[str, Callable[[Corpus, Tokenizer, float, str], tuple[Any, Any, Any]]] = {
     "generator": generator,
-    "infiller": variation,
+    "infiller": infiller,
 }
 
 

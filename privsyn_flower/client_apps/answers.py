@@ -63,9 +63,9 @@ logger = logging.getLogger("privsyn_flower")
 class Participants:
     """Who takes part in an answer, PRIVATE; both are (users,).
 
-    asked: who is due and within all limits. counted: of these, whose coin came up. The node does
-    the same work for everyone asked and sums who is counted: work that was saved for the others
-    would show the server, in the time of the answer, how a coin fell.
+    eligible: whose turn it is, within all limits. sampled: of these, who is in the sum. The node
+    does the same work for all who are eligible and sums the sampled: saved work would show the
+    server, by the time of the answer, who was sampled.
     """
 
     eligible: Bools

@@ -4,8 +4,8 @@ A run is a list of phases: a kind of question, asked a number of times, of users
 draws, with noise that somebody adds. The promise is made once, before anything is asked
 (`planning`), and fixes each phase's noise, the ledger's terms and the numbers of every round.
 
-Without sampling, everything together is one Gaussian release: a phase costs a user
-mu^2 = participations / multiplier^2, where a correlated phase's multiplier is that of independent
+Without sampling, everything together is one Gaussian release (Dong, Roth and Su 2022): a phase
+costs a user mu^2 = participations / multiplier^2, where a correlated phase's multiplier is that of independent
 noise which costs as much. With sampling, phases are composed by privacy loss distributions.
 """
 
@@ -81,8 +81,8 @@ class Phase:
             self.participation.check(self.correlation.rounds)
         if self.source == "aggregator" and self.rate < 1:
             raise ValueError(
-                f"{self.name}: sampling-rate = {self.rate}: secret coins amplify nothing where the "
-                "aggregator adds the noise: set sampler = 'full', or noise = 'nodes'"
+                f"{self.name}: sampling-rate = {self.rate}: Poisson sampling amplifies nothing "
+                "where the aggregator adds the noise: set sampler = 'full', or noise = 'nodes'"
             )
 
     @property
@@ -112,7 +112,7 @@ class Phase:
             return self.multiplier
         return self.multiplier * math.sqrt(self.most) / self.sensitivity
 
-    def given(self, multiplier: float) -> Phase:
+    def with_multiplier(self, multiplier: float) -> Phase:
         """This phase with noise of that multiplier, before it is correlated."""
         return replace(self, multiplier=multiplier, share=0.0)
 
@@ -125,7 +125,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """(epsilon, delta) over all phases, each with its noise; made by `planning.promise`.
+    """(epsilon, delta) over all phases, each with its noise; made by `planning.plan_privacy`.
 
     target: epsilon that was asked for. total: of the ledger, where it has more to give.
     """

@@ -30,7 +30,7 @@ def evaluation_phases(rounds: Phase, count: int) -> list[Phase]:
     if not count:
         return []
     beside = Phase(EVALUATIONS, count, 0, rounds.sampler, rounds.source, evaluates=True)
-    return [beside.given(rounds.equivalent)]
+    return [beside.with_multiplier(rounds.equivalent)]
 
 
 def plan_privacy(
@@ -45,8 +45,8 @@ def plan_privacy(
 
     Noise that is not given is the smallest that keeps epsilon. ledger_epsilon: total of the ledger,
     where it is larger than epsilon. checked: False to see what noise costs that is too small.
-    Raises PromiseError when the given noise or shares cost more than epsilon, ValueError on names
-    that are not distinct and as `calibrate` does.
+    Raises PrivacyPlanError when the given noise or shares cost more than epsilon, ValueError on
+    names that are not distinct and as `calibrate` does.
     """
     names = [phase.name for phase in phases]
     if not names or len(set(names)) < len(names):

@@ -191,7 +191,7 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         data, named = DATA[run.partition("-")[0]]
         own = named | dict(zip(COLUMNS, numbers, strict=True)) | PARTIAL.get(run, {})
         part = [SOME] if run in PARTIAL else [ALL] if run == "partial-10000" else []
-        poisson_sample = [COINS] if run in PARTIAL else []
+        sampling = [COINS] if run in PARTIAL else []
         for name, layer in BASELINES.items():
             if name == "pe" or run not in ("partial-10000", *PARTIAL):  # Figure 3 has four methods
                 layers = [
@@ -199,7 +199,7 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
                     numbers_of(FEDERATED),
                     DISTILGPT2,
                     *part,
-                    *poisson_sample,
+                    *sampling,
                     *data,
                     PRETEXT,
                 ]

@@ -395,10 +395,10 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         data, named = DATA[run.partition("-")[0]]
         own = named | dict(zip(COLUMNS, numbers, strict=True)) | PARTIAL.get(run, {})
         part = [SOME] if run in PARTIAL else [ALL] if run == "partial-10000" else []
-        poisson_sample, turns = ([COINS], [TURNS]) if run in PARTIAL else ([], [])
-        yield f"popri-{run}", [POPRI, FEDERATED, DISTILGPT2, *part, *poisson_sample, *data], own
+        sampling, turns = ([COINS], [TURNS]) if run in PARTIAL else ([], [])
+        yield f"popri-{run}", [POPRI, FEDERATED, DISTILGPT2, *part, *sampling, *data], own
         training = [BASELINE, DISTILGPT2, *part, *data]
-        yield f"dp-fedavg-popri-{run}", [FEDAVG, *training, *poisson_sample], own
+        yield f"dp-fedavg-popri-{run}", [FEDAVG, *training, *sampling], own
         yield f"dp-ftrl-popri-{run}", [FTRL, TRUSTED, *training, *turns], own
     for run, (layers, noise) in CENTRAL_RUNS.items():
         epsilon = {"epsilon": run.rpartition("eps")[2]}

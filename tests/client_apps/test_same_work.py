@@ -95,8 +95,8 @@ def test_a_failed_coin_costs_the_node_the_same_work(
     bare(monkeypatch)
     rounds = iter(range(1, 10))
 
-    def traced(poisson_sample: Any) -> tuple[Calls, Any]:
-        monkeypatch.setattr(answers, "coins", lambda count, rate: poisson_sample)
+    def traced(drawn: Any) -> tuple[Calls, Any]:
+        monkeypatch.setattr(answers, "poisson_sample", lambda count, rate: drawn)
         rnd = next(rounds)
         message = one.message(rnd)
         made, reply = calls(lambda: one.answer(message))
@@ -119,7 +119,7 @@ def test_a_central_node_works_for_those_who_count(
     bare(monkeypatch)
     one = asked("plain step", tmp_path, causal_folder)
     one.rate = 0.5
-    monkeypatch.setattr(answers, "coins", lambda count, rate: COINS["some"])
+    monkeypatch.setattr(answers, "poisson_sample", lambda count, rate: COINS["some"])
     real, trained = LoadedLM.rows, list[list[str]]()
 
     def watched(self: LoadedLM, texts: list[str], *args: Any) -> Any:
@@ -153,7 +153,9 @@ def test_a_node_counts_a_round_whatever_the_coin(
         node = Node(
             Hello(6, 0, deployed=True), cache, "ngram-64", "cpu", policy, None, lambda: USERS
         )
-        monkeypatch.setattr(answers, "coins", lambda count, rate, coin=coin: np.full(count, coin))
+        monkeypatch.setattr(
+            answers, "poisson_sample", lambda count, rate, coin=coin: np.full(count, coin)
+        )
         for rnd in (1, 2, 3):
             noise = Noise(4.0, SENSITIVITY, 32, 6.0, sampling_rate=0.1)
             message = wire.ask(question(), Ticket("run", "votes", rnd, 1), noise, 1, 6, 60.0)

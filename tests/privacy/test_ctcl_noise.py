@@ -113,4 +113,4 @@ def test_too_little_noise_is_refused() -> None:
     row = {"N": PUBMED, "steps": 2000, "batch_size": 4096, "has_hist": False}
     (steps,) = phases(row)
     with pytest.raises(PrivacyPlanError, match=r"noise-multiplier = 10.2 .* raise it to 10\.25"):
-        plan_privacy(1.0, delta_of(PUBMED), [steps.given(10.2)])
+        plan_privacy(1.0, delta_of(PUBMED), [steps.with_multiplier(10.2)])

@@ -211,7 +211,7 @@ def test_a_promise_names_what_it_cannot_keep() -> None:
 
 def said(*phases: Phase, **facts: Any) -> tuple[str, str]:
     facts = {"min_surviving_weight": 0.85, "aggregation": "secure"} | facts
-    noisy = [phase.given(3.0) for phase in phases]
+    noisy = [phase.with_multiplier(3.0) for phase in phases]
     statement = statement_of(plan_privacy(3.0, DELTA, noisy, checked=False), **facts)
     return statement.sentence(), statement.short()
 
@@ -223,7 +223,7 @@ def test_an_evaluation_like_the_rounds_is_said_with_them(noise: float) -> None:
         independent, always = factorization("independent", rounds), Participation(rounds)
         main = Phase(
             ROUNDS, rounds, source="aggregator", correlation=independent, participation=always
-        ).given(noise)
+        ).with_multiplier(noise)
         made = plan_privacy(30.0, DELTA, [main, *evaluation_phases(main, 2)])
         statement = statement_of(made, min_surviving_weight=0.85)
         assert (statement.evaluations, statement.others) == (2, ())
@@ -258,20 +258,22 @@ def test_coins_of_one_phase_are_said() -> None:
 
 
 def test_rho_is_of_gaussians_without_sampling() -> None:
-    rounds = Phase(ROUNDS, 3, source="aggregator").given(2.0)  # mu^2 = 3 / 4
+    rounds = Phase(ROUNDS, 3, source="aggregator").with_multiplier(2.0)  # mu^2 = 3 / 4
     alone = plan_privacy(9.0, DELTA, [rounds])
     assert alone.rho == 0.375
     statement = statement_of(alone, min_surviving_weight=0.85)
     assert statement.rho_zcdp == 0.375
     assert "it is 0.375-zCDP (rho = mu^2 / 2)." in statement.sentence()
 
-    noisy = Phase("histogram", 2, 1).given(4.0)  # 3 / 16 more, with integers
+    noisy = Phase("histogram", 2, 1).with_multiplier(4.0)  # 3 / 16 more, with integers
     both = plan_privacy(9.0, DELTA, [rounds, noisy])
     assert both.rho == 0.46875
     said = statement_of(both, min_surviving_weight=0.85).sentence()
     assert "0.4688-zCDP (rho = mu^2 / 2), but for that part of delta." in said  # rounded up
 
-    tossed = plan_privacy(9.0, DELTA, [rounds, Phase("histogram", 1, 0, COINS).given(4.0)])
+    tossed = plan_privacy(
+        9.0, DELTA, [rounds, Phase("histogram", 1, 0, COINS).with_multiplier(4.0)]
+    )
     assert tossed.rho is None
     said = statement_of(tossed, min_surviving_weight=0.85).sentence()
     assert "No rho-zCDP is claimed" in said and "-zCDP (rho" not in said
@@ -279,7 +281,7 @@ def test_rho_is_of_gaussians_without_sampling() -> None:
 
 def test_an_evaluation_of_other_users_is_not_said_with_the_rounds() -> None:
     beside = Phase("evaluation", 1, 0, evaluates=True)
-    noisy = [Phase(ROUNDS, 3, 0, COINS).given(3.0), beside.given(3.0)]
+    noisy = [Phase(ROUNDS, 3, 0, COINS).with_multiplier(3.0), beside.with_multiplier(3.0)]
     statement = statement_of(plan_privacy(3.0, DELTA, noisy), min_surviving_weight=0.85)
     assert statement.evaluations == 0
     assert [(other[0], other[-1]) for other in statement.others] == [("evaluation", 1.0)]

@@ -357,10 +357,10 @@ def test_the_model_is_the_last_one_of_a_run_that_ended_early_and_went_on(
 ) -> None:
     """It was killed after it had exported an earlier one."""
     config, path = configured(cache=str(tmp_path / "cache")), tmp_path / "run"
-    released = Rounds._released
+    released = Rounds._ensure_released
     with monkeypatch.context() as patch:
         early = lambda self, rnd: released(self, rnd) if rnd == 1 else None  # noqa: E731
-        patch.setattr(Rounds, "_released", early)
+        patch.setattr(Rounds, "_ensure_released", early)
         killing(patch, stages, "write_json", None)
         with pytest.raises(Killed):
             run(config, loopback, path)

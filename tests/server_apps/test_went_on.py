@@ -56,10 +56,10 @@ def fatal(*args: Any, **kwargs: Any) -> Any:
 @contextmanager
 def early(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Runs end after their first round."""
-    released = Rounds._released
+    released = Rounds._ensure_released
     with monkeypatch.context() as patch:
         first = lambda self, rnd: released(self, rnd) if rnd == 1 else None  # noqa: E731
-        patch.setattr(Rounds, "_released", first)
+        patch.setattr(Rounds, "_ensure_released", first)
         yield patch
 
 

@@ -109,7 +109,7 @@ def session(
     """A run of the id "r" of twenty users on four nodes; nearly without noise."""
     folder = RunFolder(tmp_path / "run")
     folder.save_value("run", "r")
-    rounds = rounds or Phase(ROUNDS, 3, 0).given(1e-3)
+    rounds = rounds or Phase(ROUNDS, 3, 0).with_multiplier(1e-3)
     made = plan_privacy(epsilon, 1e-5, [rounds, *evaluation_phases(rounds, evaluations)])
     terms = FederationSpec(
         20, nodes=4, round_timeout=timeout, node_timeout=min(timeout * 5, 1.0),
@@ -230,7 +230,7 @@ def test_a_trusted_aggregator_may_add_the_noise(
     rounds = Phase(
         ROUNDS, 3, 0, source="aggregator", correlation=matrix, participation=Participation(3)
     )
-    run = session(tmp_path, loopback(devices), rounds.given(0.02))
+    run = session(tmp_path, loopback(devices), rounds.with_multiplier(0.02))
     sure = 1 - 1e-7  # the noise is the system's: no interval may miss by chance
     got = measure(run, base, confidence=sure)
     for name, parameters in models().items():
@@ -251,7 +251,7 @@ def test_an_attempt_that_failed_is_repeated_only_when_it_was_paid_for(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
     silent = loopback({**devices, 101: hello_only, 102: hello_only})
-    rounds = Phase(ROUNDS, 3, 1).given(5.0)
+    rounds = Phase(ROUNDS, 3, 1).with_multiplier(5.0)
     run = session(tmp_path, silent, rounds, 2, aggregation=PlainSum(), timeout=0.1)
     for _ in range(2):  # one that failed is not asked again
         for last in (False, True):
@@ -264,8 +264,10 @@ def test_an_attempt_that_failed_is_repeated_only_when_it_was_paid_for(
 def test_the_spare_attempts_are_what_the_rounds_have_left(tmp_path: Path, loopback: Any) -> None:
     matrix = factorization("independent", 3)
     trusted = {"source": "aggregator", "correlation": matrix, "participation": Participation(3)}
-    run = session(tmp_path, loopback({}), Phase(ROUNDS, 3, 2).given(5.0))
-    other = session(tmp_path / "other", loopback({}), Phase(ROUNDS, 3, 2, **trusted).given(5.0))
+    run = session(tmp_path, loopback({}), Phase(ROUNDS, 3, 2).with_multiplier(5.0))
+    other = session(
+        tmp_path / "other", loopback({}), Phase(ROUNDS, 3, 2, **trusted).with_multiplier(5.0)
+    )
     with run.begun() as ledger, other.begun():
         charge = {"run": "r", "query": "votes", "round": 1, "noise_multiplier": 5.0}
         for attempt, left in enumerate([2, 1, 0, 0], start=1):

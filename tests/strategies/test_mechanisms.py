@@ -125,7 +125,7 @@ def evaluation_noise(mechanism: AggregatorNoise, keys: Path) -> AggregatorNoise:
         correlation=mechanism.factorization,
         participation=mechanism.participation,
     )
-    [evaluation] = evaluation_phases(rounds.given(mechanism.z), 1)
+    [evaluation] = evaluation_phases(rounds.with_multiplier(mechanism.z), 1)
     return trusted_noise(evaluation, keys, "r-evaluation")
 
 

@@ -96,7 +96,7 @@ def test_the_reference_code_draws_by_the_same_shares(threshold: float) -> None:
     """Its generator is numpy's legacy one: with it our shares give its draws."""
     case = json.loads((GOLDEN / "selection.json").read_text())
     method = strategy(population=5, copies=2, threshold=threshold, threshold_unit="votes")
-    weights = method.surviving(1, np.array(case["dp_histogram"]), 1.0)
+    weights = method.votes_above_threshold(1, np.array(case["dp_histogram"]), 1.0)
     legacy = np.random.RandomState(case["seed"])
     drawn = legacy.choice(10, size=case["num_samples"], p=weights / weights.sum())
     assert drawn.tolist() == case["selected"][f"sample_thr{threshold}"]

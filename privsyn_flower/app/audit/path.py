@@ -72,7 +72,7 @@ class Seat:
 class Sent:
     """What a node sent in one round without noise, for each way in which its users were sampled.
 
-    counted (k, u): who was sampled. fell, without (k, L): what the node sends then, and without
+    sampled (k, u): who was sampled. fell, without (k, L): what the node sends then, and without
     the canary. up (k, L): what it would send had the canary been sampled as well. which (T,):
     the way that it was in each trial.
     """

@@ -54,8 +54,8 @@ class ModelPlan:
 class Plan:
     """Everything about one configuration on one machine.
 
-    memory: bytes of weights and optimiser, by key in `[models]`. promise, signal, exchange: None
-    for a method whose users answer nothing.
+    memory: bytes of weights and optimiser, by key in `[models]`. privacy_plan, signal, exchange:
+    None for a baseline without queries.
     """
 
     config: RunConfig

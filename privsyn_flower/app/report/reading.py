@@ -41,8 +41,8 @@ class RunFolder:
     """What a run folder says, read once.
 
     config: the run's, None in a folder of somebody's ServerApp or of a version with other keys.
-    stored: config.toml as it is. summary: of a run with a result, else None. promised: what may not
-    change while the run lasts, with the fields of its claim; {} before the first question.
+    stored: config.toml as it is. summary: of a run with a result, else None. invariants: what may
+    not change while the run lasts, with the fields of its claim; {} before the first question.
     statement: privacy.md. metrics: a row for each finished round. evaluations: those of the
     questions beside the rounds, by name. progress: events {"t", "stage", "done", "total", "note"},
     of each stage the first, the last, and those with a note of their own. ledger: None before the
@@ -55,7 +55,7 @@ class RunFolder:
     config: RunConfig | None = None
     stored: Mapping[str, Any] = field(default_factory=dict)
     summary: Summary | None = None
-    privacy_plan: Mapping[str, Any] = field(default_factory=dict)
+    invariants: Mapping[str, Any] = field(default_factory=dict)
     statement: str = ""
     metrics: list[Json] = field(default_factory=list)
     evaluations: Mapping[str, list[Json]] = field(default_factory=dict)
@@ -124,7 +124,7 @@ def read_run(folder: Path) -> RunFolder:
         config=config,
         stored=stored,
         summary=_summary(folder, problems),
-        privacy_plan=_value(own / "promised.json", problems),
+        invariants=_value(own / "promised.json", problems),
         statement=_text(folder / FILE),
         metrics=_rows(folder / "metrics.jsonl"),
         evaluations={

@@ -51,7 +51,7 @@ class Evaluation(Recipe[Folders]):
     @classmethod
     def phases(cls, config: RunConfig) -> list[Phase]:
         asked = Phase(EVALUATIONS, 1, config.spare_rounds, sampler_of(config), evaluates=True)
-        return [asked.given(config.noise_multiplier)]
+        return [asked.with_multiplier(config.noise_multiplier)]
 
     @classmethod
     def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:

@@ -159,7 +159,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         super().ready(strategy)
         if not self.config.expand.samples:
             return
-        self.try_expansion(strategy.labelled(strategy.population))
+        self.try_expansion(strategy.with_labels(strategy.population))
         try_training(self)
         self.models.rest_until_expansion()
 

@@ -86,7 +86,7 @@ class Recipe(ABC, Generic[S]):
     def phases(cls, config: RunConfig) -> list[Phase]:
         """What the users are asked, and paid for: here the rounds, with noise of the nodes."""
         rounds = Phase(ROUNDS, config.rounds, config.spare_rounds, sampler_of(config))
-        return [rounds.given(config.noise_multiplier)]
+        return [rounds.with_multiplier(config.noise_multiplier)]
 
     @classmethod
     def baseline(cls, config: RunConfig, **facts: Any) -> Baseline | None:

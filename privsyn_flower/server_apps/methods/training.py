@@ -112,7 +112,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
         except ValueError as error:
             of = f"ftrl.mechanism = {config.ftrl.mechanism!r}: " if config.uses("ftrl") else ""
             raise ConfigError(f"{of}{error}") from None
-        rounds = rounds.given(config.noise_multiplier)
+        rounds = rounds.with_multiplier(config.noise_multiplier)
         return [rounds, *evaluation_phases(rounds, config.training.evaluations)]
 
     @classmethod

@@ -82,7 +82,7 @@ def ctcl_phases(
     spare ones. Alone, without a multiplier of its own, it has the whole budget. noise_multiplier:
     of the rounds; 0: the least that is left.
     """
-    main = trainer.phase(rounds, spare_rounds, nodes=nodes).given(noise_multiplier)
+    main = trainer.phase(rounds, spare_rounds, nodes=nodes).with_multiplier(noise_multiplier)
     if not config.histogram:
         return [main]
     both, given = config.generator_training, config.histogram_multiplier

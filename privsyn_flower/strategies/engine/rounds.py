@@ -173,7 +173,7 @@ class Rounds:
         complete = False
         try:
             self._begin(done)
-            done = self._after(done)
+            done = self._run_from(done)
             complete = done == self.strategy.rounds
         finally:  # whatever ended the rounds: others may have the key of the noise
             self.mechanism.close(complete=complete)
@@ -184,14 +184,14 @@ class Rounds:
             logger.warning("ended early after %d of %d rounds: %s", done, rounds, self.ended_early)
         return done
 
-    def _after(self, done: int) -> int:
+    def _run_from(self, done: int) -> int:
         """The rounds after `done`, as far as they go; returns the last one learned from."""
         if done < self.strategy.rounds:
             self.progress("rounds", done, self.strategy.rounds)
         for rnd in range(done + 1, self.strategy.rounds + 1):
             start = time.monotonic()
             try:
-                facts = self._released(rnd)
+                facts = self._ensure_released(rnd)
                 if facts is None:
                     break
                 learned = self._learn(rnd, float(facts["noise_std"]))
@@ -218,7 +218,7 @@ class Rounds:
             charges = self.ledger.charges(run=self.plan.run)
             fresh = released == 0 and all(charge.state == "void" for charge in charges)
             self.mechanism.begin(self.strategy.rounds, released, fresh=fresh)
-            if is_trusted(self.mechanism):  # before `_settle` gives a charge back
+            if is_trusted(self.mechanism):  # before `_settle_charges` gives a charge back
                 facts = self.folder.load_value(f"round-{released + 1:04d}-facts") or {}
                 charge, attempt = str(facts.get("charge", "")), int(facts.get("attempt", 0))
                 self.mechanism.check_claim(released, charge, attempt)
@@ -235,12 +235,12 @@ class Rounds:
     def _privacy(self) -> dict[str, float]:
         return {"epsilon_so_far": self.ledger.spent_epsilon(run=self.whole or self.plan.run)}
 
-    def _released(self, rnd: int) -> dict[str, Any] | None:
+    def _ensure_released(self, rnd: int) -> dict[str, Any] | None:
         """Make sure round `rnd` has a stored release; None when no attempt is left."""
         name = f"round-{rnd:04d}-facts"
         while True:
-            open_charge = self._settle(rnd)
-            if open_charge:
+            stored = self._settle_charges(rnd)
+            if stored:
                 return dict(self.folder.load_value(name) or {})
             if not self._attempt_left():
                 return None
@@ -259,7 +259,7 @@ class Rounds:
                 logger.warning("round %d: %s; nothing was released", rnd, error)
                 self._last = f"; the last, of round {rnd}: {error}"
 
-    def _settle(self, rnd: int) -> bool:
+    def _settle_charges(self, rnd: int) -> bool:
         """After a kill: commit the charge of a stored release, void what was never sent."""
         stored = self.folder.load_release(rnd) is not None
         if not stored:  # the same noise may come again: half a file must not stay beside it

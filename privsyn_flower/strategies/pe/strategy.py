@@ -23,7 +23,7 @@ class PrivateEvolution(Evolution[PeConfig]):
     initial : texts to draw the first L x N_syn candidates from, public ones or a model's; or
         class -> texts, and then users' texts vote within their classes.
     embedder : public text -> unit rows; users must hold the same model (its fingerprint).
-    infiller : Variation: texts -> varied texts; or class -> the variation of its texts.
+    variation : texts -> varied texts; or class -> the variation of its texts.
     rounds : T.
     config : population (N_syn), copies (L), selection, lookahead (K), clip, threshold (H), ...
     samples_cap : the most samples of one user that vote.
@@ -38,16 +38,16 @@ class PrivateEvolution(Evolution[PeConfig]):
 
     def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         """votes (m,): noisy and public. Survivors by votes or by rank, then their variations."""
-        weights = self.surviving(rnd, released, noise_std)
+        weights = self.votes_above_threshold(rnd, released, noise_std)
         ranked = self.config.selection == "rank"
-        survivors = self.best(released) if ranked else self.drawn(rnd, weights)
+        survivors = self.best(released) if ranked else self.draw_survivors(rnd, weights)
         if self.config.copies == 1:
             # PE: the variations are the next generation, after the last round the result.
             self.population = self.vary(rnd, survivors)
-            self.seeds = self.labelled(self.population)
+            self.seeds = self.with_labels(self.population)
         else:
             # Aug-PE: the survivors stay, each with L - 1 variations beside it.
-            self.seeds = self.labelled(survivors)
+            self.seeds = self.with_labels(survivors)
             if rnd < self.rounds:
                 more = [text for text in survivors for _ in range(self.config.copies - 1)]
                 self.population = [*survivors, *self.vary(rnd, more)]

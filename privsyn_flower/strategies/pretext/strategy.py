@@ -18,7 +18,7 @@ class PrEText(Evolution[PreTextConfig]):
     initial : public texts to draw the first population S_1 from; or class -> texts, and then
         users' texts vote within their classes.
     embedder : public text -> unit rows; users must hold the same model (its fingerprint).
-    infiller : Variation: texts -> varied texts; or class -> the variation of its texts.
+    variation : texts -> varied texts; or class -> the variation of its texts.
     rounds : T.
     config : population (N_syn), lookahead (K), clip, threshold (H), ...
     samples_cap : B, the most samples of one user that vote.
@@ -33,11 +33,11 @@ class PrEText(Evolution[PreTextConfig]):
 
     def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         """votes (m,): noisy and public. Algorithm 1, lines 6-9; Algorithm 2, line 17."""
-        weights = self.surviving(rnd, released, noise_std)
-        survivors = self.drawn(rnd, weights)
+        weights = self.votes_above_threshold(rnd, released, noise_std)
+        survivors = self.draw_survivors(rnd, weights)
         # Line 11: the seed set is the union of all rounds' distinct survivors.
         known = {(text, label_of(text)) for text in self.seeds}
-        new = self.labelled(survivors)
+        new = self.with_labels(survivors)
         new = [text for text in new if (text, label_of(text)) not in known]
         self.seeds = [*self.seeds, *new]
         if rnd < self.rounds:

@@ -137,7 +137,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
             labels=self.labels,
         )
 
-    def surviving(self, rnd: int, released: F64, noise_std: float) -> F64:
+    def votes_above_threshold(self, rnd: int, released: F64, noise_std: float) -> F64:
         """Released votes (m,) -> votes above H, (m,), at least 0 (PrE-Text, Algorithm 2, line 17).
 
         Raises NothingSurvived when no candidate has more than H.
@@ -148,7 +148,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
             raise NothingSurvived(rnd, threshold, self.config.table)
         return weights
 
-    def drawn(self, rnd: int, weights: F64) -> list[str]:
+    def draw_survivors(self, rnd: int, weights: F64) -> list[str]:
         """N_syn candidates by votes, with replacement (PrE-Text, Algorithm 1, lines 7 and 8).
 
         Each class its share of them. Where none of a class has more than H votes, all of it are
@@ -180,7 +180,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
         for places in self._places():
             yield places, int((places < self.config.population).sum())
 
-    def labelled(self, texts: Sequence[str]) -> list[str]:
+    def with_labels(self, texts: Sequence[str]) -> list[str]:
         """Texts in the order of the candidates, or of the survivors, with their classes
         (`LabelledText`); each once in a class."""
         if not self.labels:
@@ -204,7 +204,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
         return self._varied(survivors, classes, seeded(self.seed, rnd, "variation"))
 
     def _varied(self, texts: Sequence[str], classes: Ints, rng: np.random.Generator) -> list[str]:
-        """Variations of texts of these classes, each by the infiller of its class if it has one."""
+        """Variations of texts of these classes, each by that of its class if it has one."""
         if not isinstance(self.variation, Mapping):
             return self.variation.vary(texts, rng)
         found = list(texts)
@@ -224,7 +224,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
         return {
             "threshold_votes": self.threshold(noise_std),
             "candidates_alive": int((weights > 0).sum()),
-            "survivors": len(self.labelled(survivors)),
+            "survivors": len(self.with_labels(survivors)),
             "seeds": len(self.seeds),
             "released_votes": float(released.sum()),
         }

@@ -65,7 +65,7 @@ def measured(trials: int = TRIALS, **changed: Any) -> Audit:
 def sampled_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
     """change(sample, count, rate) is how every node samples."""
     sample = answers.poisson_sample
-    monkeypatch.setattr(answers, "coins", lambda count, rate: change(sample, count, rate))
+    monkeypatch.setattr(answers, "poisson_sample", lambda count, rate: change(sample, count, rate))
 
 
 @pytest.fixture
@@ -345,6 +345,6 @@ def test_the_rate_is_that_of_the_promise(monkeypatch: pytest.MonkeyPatch) -> Non
     made = audit_settings.privacy_plan(config)
     half = replace(made.main, sampler=replace(made.main.sampler, rate=RATE / 2))
     other = replace(made, phases=(half, *made.phases[1:]))
-    monkeypatch.setattr(audit_settings, "promised", lambda config: other)
+    monkeypatch.setattr(audit_settings, "privacy_plan", lambda config: other)
     setting = nodes_setting(config, audited_phase(config, "votes"))
     assert setting.plan.sampling_rate == RATE / 2 != config.sampling_rate

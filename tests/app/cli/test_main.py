@@ -199,7 +199,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from privsyn_flower.client_apps.node.device import Node
-from privsyn_flower.client_apps.answers import Taking
+from privsyn_flower.client_apps.answers import Participants
 from privsyn_flower.client_apps.votes import user_votes
 from privsyn_flower.data import EmbeddingCache
 from privsyn_flower.protocol.greeting import Hello
@@ -212,7 +212,8 @@ query = Query.votes(np.eye(4, 384, dtype=np.float32), bound=1.0, model="fp")
 cache = EmbeddingCache(node.cache / "embeddings", "fp")
 cache.get(users, lambda texts: np.eye(len(texts), 384, dtype=np.float32))
 plan = integer_plan(query, Noise(1.0, 4096.0, 24, 2.0))
-assert user_votes(query, users, Taking(np.ones(2, bool), np.ones(2, bool)), plan, node).sum() > 0
+both = Participants(np.ones(2, bool), np.ones(2, bool))
+assert user_votes(query, users, both, plan, node).sum() > 0
 sys.exit("torch" in sys.modules)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -103,7 +103,7 @@ def _counts(run: RunFolder) -> list[tuple[str, object]]:
     charges = run.ledger.own if run.ledger else []
     states = Counter(charge.state for charge in charges)
     early = summary.get("ended_early")
-    planned = summary.get("rounds_planned", run.privacy_plan.get("rounds"))
+    planned = summary.get("rounds_planned", run.invariants.get("rounds"))
     done = summary.get("rounds", len(run.metrics))
     return [
         ("state", run.state),

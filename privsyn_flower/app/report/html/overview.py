@@ -61,7 +61,7 @@ def _line(run: RunFolder) -> str:
         parts.append(dataset_name(dataset))
     elif run.config is not None:
         parts.append(run.config.data.source)
-    users = summary.get("users", run.privacy_plan.get("users"))
+    users = summary.get("users", run.invariants.get("users"))
     parts += [f"{number(users)} users"] if users is not None else []
     parts += [f"seed {run.seed}"] if run.seed is not None else []
     parts += [f"version {summary['version']}"] if "version" in summary else []

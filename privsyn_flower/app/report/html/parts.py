@@ -58,7 +58,7 @@ def claim(run: RunFolder) -> Mapping[str, Any]:
     """What the run claims: of its summary, else of what it promised before it asked anybody."""
     if run.summary is not None:
         return run.summary
-    return run.privacy_plan
+    return run.invariants
 
 
 def why_failed(run: RunFolder) -> str:
