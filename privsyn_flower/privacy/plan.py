@@ -6,7 +6,8 @@ draws, with noise that somebody adds. The promise is made once, before anything 
 
 Without sampling, everything together is one Gaussian release (Dong, Roth and Su 2022): a phase
 costs a user mu^2 = participations / multiplier^2, where a correlated phase's multiplier is that of
-independent noise which costs as much. With sampling, phases are composed by privacy loss distributions.
+independent noise which costs as much. With sampling, phases are composed by privacy loss
+distributions.
 """
 
 from __future__ import annotations
