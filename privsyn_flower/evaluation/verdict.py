@@ -129,16 +129,16 @@ def judged(interval: Sequence[float]) -> str:
     return "worse" if high < 0 else "unclear"
 
 
-def benchmark_verdict(found: Mapping[str, Any]) -> list[str]:
+def benchmark_verdict(benchmark: Mapping[str, Any]) -> list[str]:
     """The benchmark's comparisons of the run's result in words; not covered by epsilon."""
     lines = []
-    for pair, interval in found.get("accuracy_difference", {}).items():
+    for pair, interval in benchmark.get("accuracy_difference", {}).items():
         result, _, other = pair.partition("-")
         if result not in RESULTS or other not in WORDS:
             continue
         line = f"against {WORDS[other]}: accuracy {_interval(interval)}, {judged(interval)}"
-        if pair in found.get("loss_difference", {}):
-            value, low, high = found["loss_difference"][pair]
+        if pair in benchmark.get("loss_difference", {}):
+            value, low, high = benchmark["loss_difference"][pair]
             saved = [-value, -high, -low]
             line += f"; loss saved {_interval(saved)}, {judged(saved)}"
         lines.append(line)

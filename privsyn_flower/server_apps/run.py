@@ -119,7 +119,7 @@ class Run:
 
     @property
     def has_rounds(self) -> bool:
-        """Whether the promise pays for rounds, and not only for questions beside them."""
+        """Whether the privacy plan pays for rounds, and not only for questions beside them."""
         return self.asks and any(phase.name == ROUNDS for phase in self.session.privacy_plan.phases)
 
     @contextmanager
@@ -137,8 +137,8 @@ class Run:
         with self.callbacks.run(run_start(self.folder, facts, public_settings(self.config))):
             yield
 
-    def told(self, result: Mapping[str, Any]) -> None:
-        """The result is on disk: the callbacks are told of that, and of no benchmark."""
+    def notify_result(self, result: Mapping[str, Any]) -> None:
+        """Notify the callbacks that the result, without the benchmark, is on disk."""
         self.callbacks.run_ended(result)
 
     def federation(self) -> Federation:
@@ -228,7 +228,7 @@ class Run:
                 # The result stands, whatever becomes of its benchmark.
                 found = {**self.summary(done, samples), **figures}
                 self._write({**found, UNFINISHED: "benchmark"})
-                self.told(found)
+                self.notify_result(found)
                 measured = self._benchmark(method, strategy)
                 figures = {**figures, "benchmark": measured}
                 if why := nothing_predicted(measured):
@@ -237,7 +237,7 @@ class Run:
             models.close()
         result = {**self.summary(done, samples), **figures}
         self._write(result)
-        self.told(result)
+        self.notify_result(result)
 
     def _write(self, summary: Mapping[str, Any]) -> None:
         """The run's summary, and the form that is made of it."""

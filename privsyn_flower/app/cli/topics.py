@@ -90,7 +90,7 @@ def make(
             embedder = load_embedder(models.embedder, models.device, progress=False)
             model = make_topics(
                 public,
-                Kept(embedder, cache_folder(loaded) / "public"),
+                CachedEmbedder(embedder, cache_folder(loaded) / "public"),
                 **_asked(loaded, count=count, clustering=clustering, words=words, seed=seed),
                 rerank=rerank,
                 progress=display.report,
@@ -173,7 +173,7 @@ def _public(config: RunConfig, file: Path | None, column: str, progress: Progres
     return pool
 
 
-class Kept:
+class CachedEmbedder:
     """An embedder of public texts that keeps each call's rows on disk, by content.
 
     Whoever embeds block by block goes on where it was interrupted.

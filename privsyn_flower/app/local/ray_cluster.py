@@ -26,7 +26,7 @@ from privsyn_flower.common.python_path import finding_us
 from privsyn_flower.config import RunConfig, cache_folder
 
 REACH_SECONDS = 3.0
-TOLD = 12  # differences that are listed
+MAX_DIFFERENCES = 12  # differences that are listed
 LIBRARIES = (
     "flwr", "ray", "numpy", "scipy", "cryptography", "pyarrow", "torch", "transformers",
     "tokenizers", "sentence-transformers", "onnxruntime", "safetensors", "peft",
@@ -55,7 +55,7 @@ def check_cluster(config: RunConfig, address: str) -> str:
     if not answer["nodes"]:
         errors = [f"the Ray cluster at {address} has no node with a CPU for a client"]
     if errors:
-        raise ClusterError("\nerror: ".join(errors[:TOLD]))
+        raise ClusterError("\nerror: ".join(errors[:MAX_DIFFERENCES]))
     count = len(answer["nodes"])
     return (
         f"Ray cluster at {address}: {count} {'node' if count == 1 else 'nodes'} with "

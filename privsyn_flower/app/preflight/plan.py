@@ -35,7 +35,7 @@ from privsyn_flower.text.serving.vllm_server import default_python, max_lora_ran
 
 HALVED = ("meta-llama/", "sentence-transformers/sentence-t5")  # published in 16 bits an entry
 WORD_BYTES = 7  # of a synthetic text, with the space
-KEPT_MODELS = 4  # parameters of a training in its folder: start, question, state and model/
+STORED_MODELS = 4  # parameters of a training in its folder: start, question, state and model/
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def disk_of(
     embedder, generator = size_of("embedder", config), size_of("generator", config)
     if config.updates:
         length, down = trained(config, size_of(config.trained, config))
-        run += KEPT_MODELS * (down or 0)
+        run += STORED_MODELS * (down or 0)
         if config.trusts_aggregator and config.ftrl.mechanism == "blt":
             run += 8 * config.ftrl.buffers * (length or 0)
     if config.measures:  # until it is answered, the question is kept

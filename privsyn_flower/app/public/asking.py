@@ -131,7 +131,7 @@ class Counts:
     """Answers given so far: to requests that were asked, found in the cache, or that failed; and
     the tokens of those that were asked, as far as the server told."""
 
-    asked: int = 0
+    sent: int = 0
     cached: int = 0
     failed: int = 0
     prompt_tokens: int = 0
@@ -368,7 +368,7 @@ class Asker:
         elif cached:
             counts.cached += 1
         else:
-            counts.asked += 1
+            counts.sent += 1
             counts.prompt_tokens += reply.prompt_tokens or 0
             counts.tokens += reply.tokens or 0
         return Answer(request, reply.text, reply.tokens, reply.prompt_tokens, cached)

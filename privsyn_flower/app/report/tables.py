@@ -188,9 +188,9 @@ NOISE = "Intervals cover the noise of the releases, not the choice of users."
 TOGETHER = "Those of all {} models hold together, at 95 % (Bonferroni)."
 
 
-def interval_note(found: Mapping[str, Any]) -> str:
+def interval_note(estimates: Mapping[str, Any]) -> str:
     """What the intervals of models of one release are about."""
-    models = found.get("together", 0)  # a run of an earlier version has each at 95 %
+    models = estimates.get("together", 0)  # a run of an earlier version has each at 95 %
     return f"{NOISE} {TOGETHER.format(models)}" if models > 1 else NOISE
 
 
@@ -209,19 +209,19 @@ def curve_table(summary: Mapping[str, Any], epsilon: str) -> str:
 
 def measured_table(summary: Mapping[str, Any], epsilon: str) -> str:
     """Given models in one release, each beside the first."""
-    found = summary["measured"]
+    estimates = summary["measured"]
     title = f"**Models on users' text: {summary['method']}, epsilon {epsilon}**"
-    if "failed" in found:
-        return "\n".join([title, "", _line(found["failed"])])
-    return "\n".join([title, "", *table(measured_rows(found)), "", interval_note(found)])
+    if "failed" in estimates:
+        return "\n".join([title, "", _line(estimates["failed"])])
+    return "\n".join([title, "", *table(measured_rows(estimates)), "", interval_note(estimates)])
 
 
-def measured_rows(found: Mapping[str, Any]) -> list[list[str]]:
+def measured_rows(estimates: Mapping[str, Any]) -> list[list[str]]:
     """Heading, rule, and a row for each model."""
-    rows = [["model", "accuracy", f"gained over {found['against']}", "loss"]]
+    rows = [["model", "accuracy", f"gained over {estimates['against']}", "loss"]]
     rows.append(["---", *["---:"] * 3])
-    for name, own in found["models"].items():
-        gained = found["gained"].get(name, {}).get("accuracy_gained")
+    for name, own in estimates["models"].items():
+        gained = estimates["gained"].get(name, {}).get("accuracy_gained")
         over = interval(*gained, sign=True) if gained else "-"
         rows.append(
             [name, measured_interval(own, "accuracy"), over, measured_interval(own, "loss")]
@@ -240,9 +240,9 @@ def interval(value: float, low: float, high: float, *, sign: bool = False) -> st
     return f"{first} [{', '.join(ends)}]"
 
 
-def measured_interval(found: Mapping[str, Any], what: str) -> str:
+def measured_interval(figures: Mapping[str, Any], what: str) -> str:
     """Accuracy or loss of a model."""
-    return interval(*(found[key] for key in (what, f"{what}_low", f"{what}_high")))
+    return interval(*(figures[key] for key in (what, f"{what}_low", f"{what}_high")))
 
 
 def _figures(point: Mapping[str, Any]) -> list[str]:

@@ -138,10 +138,10 @@ def gains(model: Estimate, start: Estimate) -> dict[str, list[float]]:
     }
 
 
-def facts(found: Mapping[str, Estimate]) -> dict[str, Any]:
+def facts(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
     """The figures of the final model's evaluation against the start, as the summary has them."""
-    estimates = {name: figures(estimate) for name, estimate in found.items()}
-    return {"estimates": estimates, **gains(found[FINAL], found[START])}
+    by_model = {name: figures(estimate) for name, estimate in estimates.items()}
+    return {"estimates": by_model, **gains(estimates[FINAL], estimates[START])}
 
 
 def _of_final(final: Mapping[str, Any]) -> Point:

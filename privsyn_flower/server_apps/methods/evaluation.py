@@ -165,7 +165,7 @@ class Evaluation(Recipe[Folders]):
         }
         if rows:
             path = self.folder.path / PICTURE
-            draw_intervals(rows, "accuracy on users' text", path, said=self.run.caption)
+            draw_intervals(rows, "accuracy on users' text", path, caption=self.run.caption)
         return 0
 
     def figures(self, strategy: Folders) -> dict[str, Any]:

@@ -39,17 +39,17 @@ COSTS = (
 
 
 def draw(
-    grid: GridConfig, lines: Sequence[Line], found: Sequence[Difference], folder: Path
+    grid: GridConfig, lines: Sequence[Line], differences: Sequence[Difference], folder: Path
 ) -> list[Path]:
     """accuracy-AXIS.png for every axis (accuracy.png for none) and cost.png; the files written.
 
-    found: the differences between the lines' methods.
+    differences: those between the lines' methods.
     """
     figures = {line: own for line in lines if (own := estimate(line, "accuracy")) is not None}
     if not figures:
         return []
     axes = [axis for axis, values in grid.axes.items() if len(values) > 1]
-    pairs = [one for one in found if one.measure == "accuracy"]
+    pairs = [one for one in differences if one.measure == "accuracy"]
     written = [
         path
         for axis in axes or [""]
