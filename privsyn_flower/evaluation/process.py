@@ -69,15 +69,15 @@ def _join(folder: Path, rank: int, count: int, cuda: bool) -> None:
     )
 
 
-def _loaded(said: Mapping[str, Any]) -> Any:
+def _loaded(spec: Mapping[str, Any]) -> Any:
     """The model that said this of itself."""
     from privsyn_flower.evaluation.classification import Classifier
     from privsyn_flower.evaluation.downstream import Adapter, Downstream
 
-    if "labels" in said:
-        return Classifier(**said)
-    adapter = Adapter(**said["adapter"]) if said["adapter"] else None
-    return Downstream(**{**said, "adapter": adapter})
+    if "labels" in spec:
+        return Classifier(**spec)
+    adapter = Adapter(**spec["adapter"]) if spec["adapter"] else None
+    return Downstream(**{**spec, "adapter": adapter})
 
 
 def _result(folder: Path, job: Mapping[str, Any], model: Any) -> dict[str, Any]:

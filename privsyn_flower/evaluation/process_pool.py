@@ -302,12 +302,12 @@ def sums_after(
     return found
 
 
-def _by_content(said: Mapping[str, Any]) -> dict[str, Any]:
+def _by_content(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What a model says of itself, a folder by what is in it: one that is written anew in the same
     place is another, and a copy is the same."""
-    folder = Path(said["model"]).expanduser()
-    name = folder_fingerprint(folder) if folder.is_dir() else said["model"]
-    return {**said, "model": name}
+    folder = Path(spec["model"]).expanduser()
+    name = folder_fingerprint(folder) if folder.is_dir() else spec["model"]
+    return {**spec, "model": name}
 
 
 def _each(at_once: int, jobs: Iterable[FineTuning], do: Callable[[FineTuning, Line], None]) -> None:

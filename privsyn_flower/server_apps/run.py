@@ -215,7 +215,7 @@ class Run:
             method = recipe(self, models)
             self._drop_changed(method)
             strategy = method.begin()
-            done = self._asked(method, strategy) if self.asks else 0
+            done = self._query(method, strategy) if self.asks else 0
             samples, figures = method.result(strategy), method.figures(strategy)
             if left_out := +self.public.left_out:
                 figures = {**figures, "public_texts_left_out": left_out}
@@ -244,11 +244,11 @@ class Run:
         write_form(self.folder.path, summary)
         write_json(self.folder.path / "summary.json", summary)
 
-    def _asked(self, method: Recipe[Any], strategy: Method) -> int:
+    def _query(self, method: Recipe[Any], strategy: Method) -> int:
         """The rounds, and what is asked before and after them, on the ledger; how many were
         released."""
         done = 0
-        if not self._all_asked():
+        if not self._all_released():
             with self.clock("models"):
                 try_run(self.config, self.folder.path, method, strategy)
         with self.charged():
@@ -260,7 +260,7 @@ class Run:
             self.folder.save_value(ALL_RELEASED, done)
         return done
 
-    def _all_asked(self) -> bool:
+    def _all_released(self) -> bool:
         """Whether the run has a result, or at least all its rounds: what it needs is used now."""
         state = self.folder.last_checkpoint()
         rounds = self.has_rounds and state is not None and state["round"] >= self.config.rounds

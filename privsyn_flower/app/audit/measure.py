@@ -169,17 +169,17 @@ def _measured(
     return replace(found, contradiction=bool(_faults(found)))
 
 
-def _faults(found: Audit) -> list[str]:
+def _faults(result: Audit) -> list[str]:
     """What contradicts the claim, in words."""
     why = []
-    if found.lower_bound > found.claimed_epsilon:
+    if result.lower_bound > result.claimed_epsilon:
         why.append("the canary is told apart more often than the claimed epsilon allows")
-    if found.noise_variance_ratio < 1 and found.variance_p_value < NOISE_LEVEL:
+    if result.noise_variance_ratio < 1 and result.variance_p_value < NOISE_LEVEL:
         why.append("the sums carry less noise than is charged")
-    if found.correlation_p_value is not None and found.correlation_p_value < NOISE_LEVEL:
+    if result.correlation_p_value is not None and result.correlation_p_value < NOISE_LEVEL:
         why.append("rounds share noise")
-    own = found.sampling
-    return why + (own.faults(found.sampling_rate, NOISE_LEVEL) if own else [])
+    own = result.sampling
+    return why + (own.faults(result.sampling_rate, NOISE_LEVEL) if own else [])
 
 
 def _claimed(config: RunConfig, seen: Trials, noise: AggregatorNoise | None) -> float:

@@ -1,4 +1,4 @@
-"""`privsyn plan`: what a run promises, exchanges, computes and needs, before it is begun."""
+"""`privsyn plan`: what a run guarantees, exchanges, computes and needs, before it is begun."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def plan_command(path: Path | None, settings: list[str]) -> Plan:
 
 def plan_rows(path: Path | None, settings: list[str], vary: str) -> list[dict[str, Any]]:
     """A row of numbers for each value of `key=value,value,...`. Raises ValueError for a
-    configuration that is wrong, or asks nobody."""
+    configuration that is wrong, or has no client queries."""
     key, sign, values = vary.partition("=")
     if not sign or not values:
         raise ValueError(f"--vary {vary!r}: expected key=value,value, as epsilon=1,3,7.58")

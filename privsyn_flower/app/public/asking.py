@@ -270,7 +270,7 @@ class Asker:
         threads, width = (1, self.concurrency) if self.model.batched else (self.concurrency, 1)
         with _Pool(self._answer, threads, width) as pool:
             for job, reply, cached in self._replies(waiting, pool):
-                answer = self._counted(job.request, reply, cached)
+                answer = self._count(job.request, reply, cached)
                 waiting.add(more(answer), job.depth + 1)
                 yield answer
 
@@ -361,7 +361,7 @@ class Asker:
         logger.log(level, "a request is left out, which was refused: %s", error)
         return Reply(None)
 
-    def _counted(self, request: Request, reply: Reply, cached: bool) -> Answer:
+    def _count(self, request: Request, reply: Reply, cached: bool) -> Answer:
         counts = self.counts
         if reply.text is None:
             counts.failed += 1

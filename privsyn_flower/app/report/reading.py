@@ -41,8 +41,8 @@ class RunFolder:
     """What a run folder says, read once.
 
     config: the run's, None in a folder of somebody's ServerApp or of a version with other keys.
-    stored: config.toml as it is. summary: of a run with a result, else None. promised: what may not
-    change while the run lasts, with the fields of its claim; {} before the first question.
+    stored: config.toml as it is. summary: of a run with a result, else None. privacy_plan: what
+    may not change while the run lasts, with the fields of its claim; {} before the first question.
     statement: privacy.md. metrics: a row for each finished round. evaluations: those of the
     questions beside the rounds, by name. progress: events {"t", "stage", "done", "total", "note"},
     of each stage the first, the last, and those with a note of their own. ledger: None before the

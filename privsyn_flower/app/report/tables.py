@@ -37,17 +37,17 @@ def differing(summaries: Sequence[Summary]) -> list[str]:
             values = [(s.get(place, {}) if place else s).get(key) for s in summaries]
             found = {json.dumps(value, sort_keys=True) for value in values}
             if len(found) > 1:
-                lines.append(f"{key} differs: {_told_apart(key, found)}")
+                lines.append(f"{key} differs: {_distinct(key, found)}")
     due = sum("unfinished" in summary for summary in summaries)
     return [*lines, f"the benchmark of {due} is not finished"] if due else lines
 
 
-def _told_apart(key: str, found: set[str]) -> str:
+def _distinct(key: str, values: set[str]) -> str:
     """Values (JSON) that differ; of a data set in files, their names."""
     if key != "dataset":
-        return ", ".join(sorted(found))
-    names = {json.dumps(dataset_name(json.loads(one)), ensure_ascii=False) for one in found}
-    folders = "" if len(names) == len(found) else f" in {len(found)} places"
+        return ", ".join(sorted(values))
+    names = {json.dumps(dataset_name(json.loads(one)), ensure_ascii=False) for one in values}
+    folders = "" if len(names) == len(values) else f" in {len(values)} places"
     return f"{', '.join(sorted(names))}{folders}"
 
 
@@ -64,8 +64,8 @@ def report(summaries: Sequence[Summary]) -> str:
             rows = [list(shown), left]
             rows += [[cell(summary) for cell in shown.values()] for summary in own]
             lines = [f"| {' | '.join(row)} |" for row in rows]
-            told = [line for summary in own for line in _told(summary)]
-            blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if told else []), *told]))
+            items = [line for summary in own for line in _verdict_items(summary)]
+            blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if items else []), *items]))
     blocks += [curve_table(s, epsilon_of(s)) for s in summaries if "evaluation_curve" in s]
     blocks += [measured_table(s, epsilon_of(s)) for s in summaries if "measured" in s]
     blocks += [filter_table(s, epsilon_of(s)) for s in summaries if "proximity" in s]
@@ -78,7 +78,7 @@ def _known(column: str, summaries: Sequence[Summary]) -> bool:
     return column not in ("run", "seed") or any("run" in summary for summary in summaries)
 
 
-def _told(summary: Summary) -> list[str]:
+def _verdict_items(summary: Summary) -> list[str]:
     """The run's verdict as list items, the benchmark's part marked."""
     run = f"{plain(str(summary['run']))}, " if "run" in summary else ""
     who = f"{run}{summary['method']}, epsilon {epsilon_of(summary)}"

@@ -1,4 +1,4 @@
-"""What the trainings share in a run: a model trained on the nodes, from a public start.
+"""What the training methods share in a run: a model trained on the nodes, from a public start.
 
 There is no synthetic text: the result is a model, `model/` in the run folder.
 """
@@ -84,7 +84,7 @@ class Updating(ABC):
 
 
 class Training(Updating, Recipe[TrainingStrategy]):
-    """Both trainings: they differ in their noise, and in whose turn it is.
+    """Both training methods: they differ in their noise and in who is eligible.
 
     downstream, start: the base, and the base tuned on public text, where the training begins.
     model: the trained one. curve: what is measured on the nodes between the rounds. proximity: the
