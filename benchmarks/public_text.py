@@ -171,7 +171,7 @@ def measure(
                     concurrency=arguments.slots,
                 ) as asker:  # fmt: skip
                     asked = [answer.request for answer in ours(asker, mark)]
-                    assert asker.counts.asked == len(asked)
+                    assert asker.counts.sent == len(asked)
                 processor = (time.process_time() - used) / len(asked)
             else:
                 plain.run(

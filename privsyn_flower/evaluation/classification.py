@@ -96,7 +96,7 @@ class Classifier:
         """The inverse of `packed`."""
         return [Example(list(row[1:]), row[0]) for row in rows]
 
-    def said(self) -> dict[str, Any]:
+    def load_spec(self) -> dict[str, Any]:
         """What another process needs to load the same model."""
         return {
             "model": os.fspath(self.source),
@@ -187,7 +187,9 @@ class _Classes:
         lengths = np.array([len(example.ids) for example in self.examples], dtype=np.int64)
         for batch in batches(lengths, self.tuning, start):
             # A text has one target, however long it is.
-            yield Parts(replace(batch, kept=np.ones_like(batch.kept)), self.tuning.micro_batch, 0)
+            yield Parts(
+                replace(batch, tokens=np.ones_like(batch.tokens)), self.tuning.micro_batch, 0
+            )
 
     def loss(self, model: Any, part: tuple[Batch, float]) -> tuple[Any, float]:
         import torch

@@ -127,7 +127,7 @@ class Downstream:
             from privsyn_flower.evaluation.process_pool import fine_tune_by
 
             own: dict[str, Any] = {"work": work, "choice": choice}
-            given = self.processes, self.model, self.said(), rows, tuning
+            given = self.processes, self.model, self.load_spec(), rows, tuning
             return fine_tune_by(*given, progress, stage, **own)
         score = None if choice is None else lambda: self.accuracy(choice)
         task = _NextToken(rows, tuning, self._pad, self.device)
@@ -141,7 +141,7 @@ class Downstream:
         """The inverse of `packed`."""
         return rows
 
-    def said(self) -> dict[str, Any]:
+    def load_spec(self) -> dict[str, Any]:
         """What another process needs to load the same model."""
         return {
             "model": os.fspath(self.source),
@@ -224,7 +224,7 @@ class _NextToken:
 
     def loss(self, model: Any, part: tuple[Batch, float]) -> tuple[Any, float]:
         batch, share = part
-        cut = zip(batch.rows.tolist(), batch.kept.tolist(), strict=True)
+        cut = zip(batch.rows.tolist(), batch.tokens.tolist(), strict=True)
         ids, mask = pad_rows([self.rows[row][:kept] for row, kept in cut], self.pad)
         return causal_loss(model, ids.to(self.device), mask.to(self.device)), share
 
@@ -235,14 +235,14 @@ class Parts(Sequence[tuple[Batch, float]]):
 
     def __init__(self, batch: Batch, size: int, unseen: int = 1) -> None:
         self.batch, self.size, self.unseen = batch, size or len(batch.rows), unseen
-        self.targets = int(batch.kept.sum()) - unseen * len(batch.kept)
+        self.targets = int(batch.tokens.sum()) - unseen * len(batch.tokens)
 
     def __len__(self) -> int:
         return -(-len(self.batch.rows) // self.size)
 
     def __getitem__(self, place: Any) -> Any:
         cut = slice(place * self.size, (place + 1) * self.size)
-        rows, kept = self.batch.rows[cut], self.batch.kept[cut]
+        rows, kept = self.batch.rows[cut], self.batch.tokens[cut]
         if not len(rows):
             raise IndexError(place)
         own = int(kept.sum()) - self.unseen * len(kept)

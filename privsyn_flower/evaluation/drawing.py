@@ -24,10 +24,10 @@ def pyplot() -> Any:
     return pyplot
 
 
-def save(figure: Any, path: Path, said: str = "") -> Path:
-    """Write a figure as a PNG, with what is said above it, and close it."""
+def save(figure: Any, path: Path, caption: str = "") -> Path:
+    """Write a figure as a PNG, with its caption above it, and close it."""
     wide = int(15 * figure.get_figwidth())  # characters
-    lines = [part for line in said.splitlines() for part in textwrap.wrap(line, wide)]
+    lines = [part for line in caption.splitlines() for part in textwrap.wrap(line, wide)]
     if lines:
         figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=9, color=DARK)
     figure.tight_layout()
@@ -43,12 +43,12 @@ def draw_curve(
     gained: Sequence[Sequence[float]],
     path: Path,
     *,
-    said: str,
+    caption: str,
 ) -> Path | None:
     """Accuracy against rounds, and what was gained over the start, with their intervals.
 
-    accuracy, gained: rows of [round, value, low, high]. said: the `caption`. Writes a PNG to
-    `path`; None without a row of accuracy.
+    accuracy, gained: rows of [round, value, low, high]. caption: above the panels. Writes a PNG
+    to `path`; None without a row of accuracy.
     """
     if not accuracy:
         return None
@@ -68,15 +68,15 @@ def draw_curve(
         panel.spines[["top", "right"]].set_visible(False)
     if gained:
         panels[0][-1].axhline(0.0, color=GREY, linewidth=1)
-    return save(figure, path, said)
+    return save(figure, path, caption)
 
 
 def draw_intervals(
-    rows: Mapping[str, Sequence[float]], label: str, path: Path, *, said: str
+    rows: Mapping[str, Sequence[float]], label: str, path: Path, *, caption: str
 ) -> Path:
     """Figures with their intervals, {name: [value, low, high]}, the first name on top.
 
-    said: the `caption`. Writes a PNG to `path`. Raises ValueError without rows.
+    caption: above the panel. Writes a PNG to `path`. Raises ValueError without rows.
     """
     if not rows:
         raise ValueError("no figure to draw")
@@ -89,4 +89,4 @@ def draw_intervals(
     panel.invert_yaxis()
     panel.set_xlabel(label)
     panel.spines[["top", "right"]].set_visible(False)
-    return save(figure, path, said)
+    return save(figure, path, caption)

@@ -83,11 +83,11 @@ def fit(model: Any, task: Task, tuning: Tuning, device: str, watch: Watch) -> fl
             put(model, trainer.best)
         model.eval().requires_grad_(False)
         trainer.accelerator.free_memory()
-        return float(trainer.told / trainer.state.max_steps)
+        return float(trainer.total_loss / trainer.state.max_steps)
 
 
 class _Fit(Trainer):  # type: ignore[misc]
-    """told: the sum of the steps' losses. best: the weights of the best epoch, by name."""
+    """total_loss: the sum of the steps' losses. best: the weights of the best epoch, by name."""
 
     def __init__(
         self,
@@ -113,10 +113,11 @@ class _Fit(Trainer):  # type: ignore[misc]
         self.add_callback(_Following(self, tuning.seed, watch, task.epoch_steps()))
         self.rough = tuning.precision == "bfloat16"
         self.task, self.start = task, steps_done(latest) if latest else 0
-        self.told, self.top, self.best = 0.0, float("-inf"), None
+        self.total_loss, self.top, self.best = 0.0, float("-inf"), None
         if latest:
             note = json.loads((latest / COMPLETE).read_bytes())
-            self.told, self.top = note["told"], note["top"] if note["top"] is not None else self.top
+            self.total_loss = note["told"]
+            self.top = note["top"] if note["top"] is not None else self.top
             if (latest / BEST).is_file():
                 self.best = load_file(latest / BEST)
 
@@ -143,7 +144,7 @@ class _Fit(Trainer):  # type: ignore[misc]
             total += loss.detach()
         if world > 1:
             total = self.accelerator.reduce(total, "mean")
-        self.told += float(total.item())
+        self.total_loss += float(total.item())
         return total
 
     def _unless_last(self, model: Any, last: bool) -> Any:
@@ -208,7 +209,7 @@ class _Following(TrainerCallback):  # type: ignore[misc]
             if trainer.best is not None:
                 save_file(trainer.best, checkpoint / BEST)
             top = None if trainer.best is None else trainer.top
-            seal(checkpoint, json.dumps({"told": trainer.told, "top": top}).encode())
+            seal(checkpoint, json.dumps({"told": trainer.total_loss, "top": top}).encode())
         trainer.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
 

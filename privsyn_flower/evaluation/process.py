@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
     import torch
 
     from privsyn_flower.common.files import replace_private
-    from privsyn_flower.evaluation.process_pool import DONE, JOB, TOLD
+    from privsyn_flower.evaluation.process_pool import DONE, JOB, PROGRESS_PREFIX
     from privsyn_flower.evaluation.rows import TokenRows
     from privsyn_flower.evaluation.tuning import Tuning
 
@@ -36,11 +36,11 @@ def main(folder: Path) -> None:
         model.unpacked(TokenRows.load(folder / f"{name}.npz")) for name in ("rows", "choice")
     )
 
-    def told(stage: str, done: float, total: float, note: str = "") -> None:
-        print(TOLD + json.dumps([stage, done, total, note]), flush=True)
+    def report(stage: str, done: float, total: float, note: str = "") -> None:
+        print(PROGRESS_PREFIX + json.dumps([stage, done, total, note]), flush=True)
 
     more: dict[str, Any] = {"work": folder / "work", "choice": choice if job["choose"] else None}
-    loss = model.fine_tune(rows, Tuning(**job["tuning"]), told, job["stage"], **more)
+    loss = model.fine_tune(rows, Tuning(**job["tuning"]), report, job["stage"], **more)
     if rank == 0:
         result = {"loss": loss, **_result(folder, job, model)}
         replace_private(folder / DONE, json.dumps(result).encode())
@@ -69,15 +69,15 @@ def _join(folder: Path, rank: int, count: int, cuda: bool) -> None:
     )
 
 
-def _loaded(said: Mapping[str, Any]) -> Any:
+def _loaded(spec: Mapping[str, Any]) -> Any:
     """The model that said this of itself."""
     from privsyn_flower.evaluation.classification import Classifier
     from privsyn_flower.evaluation.downstream import Adapter, Downstream
 
-    if "labels" in said:
-        return Classifier(**said)
-    adapter = Adapter(**said["adapter"]) if said["adapter"] else None
-    return Downstream(**{**said, "adapter": adapter})
+    if "labels" in spec:
+        return Classifier(**spec)
+    adapter = Adapter(**spec["adapter"]) if spec["adapter"] else None
+    return Downstream(**{**spec, "adapter": adapter})
 
 
 def _result(folder: Path, job: Mapping[str, Any], model: Any) -> dict[str, Any]:

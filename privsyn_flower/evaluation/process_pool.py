@@ -36,7 +36,7 @@ from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.devices import cpu_workers, loopback_only, main_memory
 
 JOB, DONE, TRAINED, ERRORS = "job.json", "done.json", "trained.safetensors", "errors.txt"
-TOLD = "privsyn-progress "  # begins a line of progress
+PROGRESS_PREFIX = "privsyn-progress "  # begins a line of progress
 
 
 class Line:
@@ -63,7 +63,7 @@ class Line:
 def fine_tune_by(
     processes: int,
     model: Any,
-    said: Mapping[str, Any],
+    spec: Mapping[str, Any],
     rows: Rows,
     tuning: Tuning,
     progress: Progress,
@@ -74,13 +74,13 @@ def fine_tune_by(
 ) -> float:
     """As `Downstream.fine_tune`; returns the mean training loss.
 
-    model: prepared for the training; it gets the weights. said: `Downstream.said`. Raises
+    model: prepared for the training; it gets the weights. spec: `Downstream.load_spec`. Raises
     RuntimeError with what a process said when one fails; the others are ended then.
     """
     from privsyn_flower.evaluation.fitting import put
 
     with _place(work) as folder, Line() as line:
-        _write(folder, said, tuning, stage, rows, choice)
+        _write(folder, spec, tuning, stage, rows, choice)
         done = _done(processes, folder, progress, stage, line)
         from safetensors.torch import load_file
 
@@ -90,7 +90,7 @@ def fine_tune_by(
 
 
 def sums_by_another(
-    said: Mapping[str, Any],
+    spec: Mapping[str, Any],
     rows: Rows,
     users: Sequence[Rows],
     tuning: Tuning,
@@ -101,18 +101,18 @@ def sums_by_another(
     choice: Rows | None,
     line: Line,
 ) -> Any:
-    """As `fine_tune` and then `user_sums` of the model that `said` names, in another process; a
+    """As `fine_tune` and then `user_sums` of the model that `spec` names, in another process; a
     list, as JSON has it. rows, users, choice: packed (`Downstream.packed`). Raises as
     `fine_tune_by` does, also when the line is cut."""
     with _place(work) as folder:
         TokenRows(row for own in users for row in own).save(folder / "users.npz")
-        _write(folder, said, tuning, stage, rows, choice, users=[len(own) for own in users])
+        _write(folder, spec, tuning, stage, rows, choice, users=[len(own) for own in users])
         return _done(1, folder, progress, stage, line)["sums"]
 
 
 def _write(
     folder: Path,
-    said: Mapping[str, Any],
+    spec: Mapping[str, Any],
     tuning: Tuning,
     stage: str,
     rows: Rows,
@@ -125,7 +125,7 @@ def _write(
     private_folder(folder / "work")
     for name, some in (("rows", rows), ("choice", choice or [])):
         TokenRows(some).save(folder / f"{name}.npz")
-    job = {"model": said, "tuning": asdict(tuning), "stage": stage, "choose": bool(choice), **more}
+    job = {"model": spec, "tuning": asdict(tuning), "stage": stage, "choose": bool(choice), **more}
     replace_private(folder / JOB, json.dumps(job).encode())
     (folder / "meeting").unlink(missing_ok=True)
 
@@ -178,8 +178,8 @@ def _wait(
     try:
         first = started[0]
         for line in first.stdout or ():
-            if line.startswith(TOLD):
-                progress(*json.loads(line.removeprefix(TOLD)))
+            if line.startswith(PROGRESS_PREFIX):
+                progress(*json.loads(line.removeprefix(PROGRESS_PREFIX)))
         codes = [one.wait() for one in started]
     finally:
         for one in started:
@@ -190,10 +190,10 @@ def _wait(
                 one.stdout.close()
     for rank, code in enumerate(codes):
         if code:
-            said = (folder / f"{rank}-{ERRORS}").read_text("utf-8", "replace").strip()
+            text = (folder / f"{rank}-{ERRORS}").read_text("utf-8", "replace").strip()
             raise RuntimeError(
                 f"{stage}: process {rank + 1} of {len(codes)} ended with {code}: "
-                f"{said.splitlines()[-1] if said else 'it said nothing'}"
+                f"{text.splitlines()[-1] if text else 'it said nothing'}"
             )
 
 
@@ -268,14 +268,14 @@ def sums_after(
     """
     work, found = work or Work(), dict[str, F64]()
     tested = rows_digest([row for own in users.values() for row in model.packed(own)])
-    source = _by_content(model.said())
+    source = _by_content(model.load_spec())
     chosen_by = None if choice is None else rows_digest(model.packed(choice))
 
     def one(job: FineTuning, tune: Tune) -> None:
         about = [source, asdict(job.tuning), rows_digest(model.packed(job.rows))]
         with begun(job.name):
-            made = work.once(job.name, [*about, tested, chosen_by], functools.partial(tune, job))
-        found[job.name] = np.array(made)
+            sums = work.once(job.name, [*about, tested, chosen_by], functools.partial(tune, job))
+        found[job.name] = np.array(sums)
 
     def here(job: FineTuning, folder: Path | None) -> Any:
         own: dict[str, Any] = {"work": folder, "choice": choice}
@@ -295,19 +295,19 @@ def sums_after(
     chosen = None if choice is None else model.packed(choice)
 
     def there(line: Line, job: FineTuning, folder: Path | None) -> Any:
-        given = model.said(), model.packed(job.rows), packed, job.tuning, progress, job.stage
+        given = model.load_spec(), model.packed(job.rows), packed, job.tuning, progress, job.stage
         return sums_by_another(*given, work=folder, choice=chosen, line=line)
 
     _each(at_once, wanted, lambda job, line: one(job, functools.partial(there, line)))
     return found
 
 
-def _by_content(said: Mapping[str, Any]) -> dict[str, Any]:
+def _by_content(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What a model says of itself, a folder by what is in it: one that is written anew in the same
     place is another, and a copy is the same."""
-    folder = Path(said["model"]).expanduser()
-    name = folder_fingerprint(folder) if folder.is_dir() else said["model"]
-    return {**said, "model": name}
+    folder = Path(spec["model"]).expanduser()
+    name = folder_fingerprint(folder) if folder.is_dir() else spec["model"]
+    return {**spec, "model": name}
 
 
 def _each(at_once: int, jobs: Iterable[FineTuning], do: Callable[[FineTuning, Line], None]) -> None:

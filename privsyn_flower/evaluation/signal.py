@@ -60,7 +60,7 @@ def excess(released: F64, noise_std: float, groups: Sequence[int] = ()) -> Exces
     return Excess(float(scaled @ scaled) / degrees - 1.0, degrees)
 
 
-def p_value(found: Sequence[Excess], *, independent: bool = True) -> float:
+def p_value(excesses: Sequence[Excess], *, independent: bool = True) -> float:
     """How often pure noise has at least such an excess; 1 without releases.
 
     independent: of release to release, which are added up then. Else, as where an aggregator
@@ -69,11 +69,11 @@ def p_value(found: Sequence[Excess], *, independent: bool = True) -> float:
     """
     from scipy.special import chdtrc
 
-    if not found:
+    if not excesses:
         return 1.0
-    sums = [one.degrees * (1.0 + one.value) / (1.0 + TOLERANCE) for one in found]
-    degrees = [one.degrees for one in found]
+    sums = [one.degrees * (1.0 + one.value) / (1.0 + TOLERANCE) for one in excesses]
+    degrees = [one.degrees for one in excesses]
     if independent:
         return float(chdtrc(sum(degrees), sum(sums)))
     least = min(float(chdtrc(d, total)) for d, total in zip(degrees, sums, strict=True))
-    return min(1.0, len(found) * least)
+    return min(1.0, len(excesses) * least)

@@ -87,7 +87,7 @@ class Batch:
     """The texts of one step by number, and how many tokens of each are read: both (b,)."""
 
     rows: I64
-    kept: I64
+    tokens: I64
 
 
 def batches(lengths: I64, tuning: Tuning, start: int = 0) -> Iterator[Batch]:
@@ -109,7 +109,7 @@ def _by_tokens(lengths: I64, tuning: Tuning, start: int) -> Iterator[Batch]:
     rng = np.random.default_rng(tuning.seed)
     order, waiting = usable, 0
     for step in range(tuning.steps):
-        rows, kept, room = [], [], tuning.batch_tokens
+        rows, tokens, room = [], [], tuning.batch_tokens
         while room > 0:
             if not waiting:
                 order, waiting = usable[rng.permutation(len(usable))], len(usable)
@@ -117,10 +117,10 @@ def _by_tokens(lengths: I64, tuning: Tuning, start: int) -> Iterator[Batch]:
             row = int(order[waiting])
             targets = min(int(lengths[row]) - 1, room)
             rows.append(row)
-            kept.append(targets + 1)
+            tokens.append(targets + 1)
             room -= targets
         if step >= start:
-            yield Batch(np.array(rows), np.array(kept))
+            yield Batch(np.array(rows), np.array(tokens))
 
 
 def _by_texts(lengths: I64, tuning: Tuning, start: int) -> Iterator[Batch]:

@@ -40,31 +40,31 @@ def verdict(
     was released ("votes", "scores", "update"). independent: the noise, of round to round.
     """
     found = [Excess(row["excess"], row["excess_degrees"]) for row in metrics if "excess" in row]
-    told: dict[str, Any] = {"sentences": []}
+    result: dict[str, Any] = {"sentences": []}
     if found:
-        told |= _signal(found, what, independent)
-        told["sentences"] = [told.pop("sentence")]
+        result |= _signal(found, what, independent)
+        result["sentences"] = [result.pop("sentence")]
     evaluated = figures.get("evaluation", {})
     if "loss_saved" in evaluated:
-        told["evaluation"], sentence = _evaluation(evaluated)
-        told["sentences"].append(sentence)
+        result["evaluation"], sentence = _evaluation(evaluated)
+        result["sentences"].append(sentence)
     if "models" in figures.get("measured", {}):
-        told["sentences"].append(_best(figures["measured"]))
+        result["sentences"].append(_best(figures["measured"]))
     selected = figures.get("selection", {})
     if chosen := selected.get("estimates", {}).get(f"round-{selected.get('round', 0):04d}"):
         loss = _interval([chosen["loss"], chosen["loss_low"], chosen["loss_high"]], sign=False)
-        told["sentences"].append(
+        result["sentences"].append(
             f"evaluated on the nodes: round {selected['round']} is best, loss {loss}"
         )
-    return told
+    return result
 
 
-def _signal(found: Sequence[Excess], what: str, independent: bool) -> dict[str, Any]:
-    degrees = sum(one.degrees for one in found)
-    pooled = Excess(sum(one.degrees * one.value for one in found) / degrees, degrees)
-    p = p_value(found, independent=independent)
-    ratios = [round(one.signal_to_noise, 4) for one in found]
-    releases = f"{len(found)} releases" if len(found) > 1 else "the release"
+def _signal(excesses: Sequence[Excess], what: str, independent: bool) -> dict[str, Any]:
+    degrees = sum(one.degrees for one in excesses)
+    pooled = Excess(sum(one.degrees * one.value for one in excesses) / degrees, degrees)
+    p = p_value(excesses, independent=independent)
+    ratios = [round(one.signal_to_noise, 4) for one in excesses]
+    releases = f"{len(excesses)} releases" if len(excesses) > 1 else "the release"
     if p >= FALSE_ALARM:
         state = DROWNED
         sentence = (
@@ -129,16 +129,16 @@ def judged(interval: Sequence[float]) -> str:
     return "worse" if high < 0 else "unclear"
 
 
-def benchmark_verdict(found: Mapping[str, Any]) -> list[str]:
+def benchmark_verdict(benchmark: Mapping[str, Any]) -> list[str]:
     """The benchmark's comparisons of the run's result in words; not covered by epsilon."""
     lines = []
-    for pair, interval in found.get("accuracy_difference", {}).items():
+    for pair, interval in benchmark.get("accuracy_difference", {}).items():
         result, _, other = pair.partition("-")
         if result not in RESULTS or other not in WORDS:
             continue
         line = f"against {WORDS[other]}: accuracy {_interval(interval)}, {judged(interval)}"
-        if pair in found.get("loss_difference", {}):
-            value, low, high = found["loss_difference"][pair]
+        if pair in benchmark.get("loss_difference", {}):
+            value, low, high = benchmark["loss_difference"][pair]
             saved = [-value, -high, -low]
             line += f"; loss saved {_interval(saved)}, {judged(saved)}"
         lines.append(line)

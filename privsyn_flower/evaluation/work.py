@@ -14,7 +14,7 @@ import numpy as np
 from privsyn_flower.common.files import private_folder, replace_private
 from privsyn_flower.evaluation.rows import Rows
 
-Made = Callable[[Path | None], Any]
+Compute = Callable[[Path | None], Any]
 
 
 class Work:
@@ -27,20 +27,20 @@ class Work:
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
 
-    def once(self, name: str, about: Sequence[Any], make: Made) -> Any:
+    def once(self, name: str, about: Sequence[Any], compute: Compute) -> Any:
         """`make(folder for checkpoints)`, or what it returned before for the same `about`.
 
         The value and `about` are what JSON can hold; all that the value depends on belongs into
         `about`.
         """
         if self.root is None:
-            return make(None)
+            return compute(None)
         key = hashlib.sha256(json.dumps([name, *about]).encode()).hexdigest()[:24]
         path = private_folder(self.root) / f"{key}.json"
         if path.is_file():
             return json.loads(path.read_text("utf-8"))
         folder = self.folder(key)
-        value = make(folder)
+        value = compute(folder)
         replace_private(path, json.dumps(value).encode())
         shutil.rmtree(self.root / key)
         return value

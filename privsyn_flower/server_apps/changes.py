@@ -1,6 +1,6 @@
 """Settings of a run that goes on: what may differ from those it began with, noted with both values.
 
-What nodes are asked and what is promised stays. What is made of the releases (`config.changes`)
+Queries and the privacy plan stay. What is made of the releases (`config.changes`)
 may be made in another way: what was made before is then removed, and never mixed with the new.
 """
 
@@ -48,10 +48,10 @@ def changes_of(folder: RunFolder, config: RunConfig) -> Changes:
     return found
 
 
-def _refuse(folder: RunFolder, found: Changes, barred: list[str], hint: str) -> None:
-    told = ", ".join(f"{key} = {found[key][0]!r} was {found[key][1]!r}" for key in barred)
+def _refuse(folder: RunFolder, changes: Changes, barred: list[str], hint: str) -> None:
+    listing = ", ".join(f"{key} = {changes[key][0]!r} was {changes[key][1]!r}" for key in barred)
     raise ConfigError(
-        f"run folder {folder.path} was made with another configuration: {told}; {hint}"
+        f"run folder {folder.path} was made with another configuration: {listing}; {hint}"
     )
 
 
@@ -73,14 +73,14 @@ def go_by(folder: RunFolder, config: RunConfig) -> None:
         write_atomic(folder.path / "config.toml", to_toml(config, comments=True).encode())
 
 
-def _note(folder: RunFolder, found: Changes) -> None:
+def _note(folder: RunFolder, changes: Changes) -> None:
     """One row for each key, unless a call that was killed has noted it."""
     rows = read_jsonl(folder.path / CHANGES)
     last = {row["key"]: (row["now"], row["was"]) for row in rows}
     time = datetime.now(UTC).isoformat(timespec="seconds")
     rows += [
         {"time": time, "key": key, "was": old, "now": new}
-        for key, (new, old) in found.items()
+        for key, (new, old) in changes.items()
         if last.get(key) != (new, old)
     ]
     write_jsonl(folder.path / CHANGES, rows)

@@ -33,12 +33,16 @@ def costs(config: RunConfig, folder: RunFolder, seconds: Mapping[str, float]) ->
     ]
     if not rounds:  # a run of questions without rounds
         rounds, beside = beside, []
-    asked = sum(row["users"] for row in rounds) * share_asked(config)
+    eligible = sum(row["users"] for row in rounds) * eligible_share(config)
     users = config.data.users
     outside = sum(max(0.0, row["seconds"] - row.get("exchange_seconds", 0.0)) for row in metrics)
     return {
-        "client_cpu_seconds_per_user_round": round(spent(rounds) / asked, 6) if asked else None,
-        "client_cpu_seconds_per_user": round(spent(rounds + beside) / users, 6) if asked else None,
+        "client_cpu_seconds_per_user_round": round(spent(rounds) / eligible, 6)
+        if eligible
+        else None,
+        "client_cpu_seconds_per_user": round(spent(rounds + beside) / users, 6)
+        if eligible
+        else None,
         "server_wall_seconds": round(outside + sum(seconds.get(s, 0.0) for s in SERVER_STAGES), 1),
         "bytes_up_per_user_round": max((r["bytes_up_per_node"] for r in metrics), default=0),
         "bytes_down_per_user_round": max((r["bytes_down_per_node"] for r in metrics), default=0),
@@ -52,10 +56,10 @@ def spent(rows: Iterable[Mapping[str, Any]]) -> float:
     return float(sum(row["cpu_seconds"] for row in rows))
 
 
-def share_asked(config: RunConfig) -> float:
-    """The share of the users on the nodes asked whose turn it is in a round.
+def eligible_share(config: RunConfig) -> float:
+    """The share of the users on the queried nodes who are eligible in a round.
 
-    Coins do not matter: a user whose coin failed costs its node as much.
+    Client-side Poisson sampling does not matter: an unsampled user costs its node as much.
     """
     return 1.0 / (config.ftrl.min_separation if config.ftrl.schedule == "users" else 1)
 

@@ -1,4 +1,4 @@
-"""Configuration -> the promise of a run, and the session that keeps it."""
+"""Configuration -> the privacy plan of a run, and the session that keeps to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from privsyn_flower.strategies.engine.session import FederationSpec, in_cluster
 
 @functools.lru_cache(maxsize=16)  # with sampling, or coefficients to optimise, it takes seconds
 def privacy_plan(config: RunConfig, *, checked: bool = True) -> PrivacyPlan:
-    """What the run promises, made of its configuration and nothing else.
+    """The run's privacy plan, made of its configuration and nothing else.
 
     checked: False to see what a noise-multiplier costs that is too small. Raises ConfigError for
     one that costs more than epsilon, and for a method that asks its users nothing.
@@ -61,7 +61,7 @@ def federation_spec(config: RunConfig) -> FederationSpec:
 
 
 def statement_fields(config: RunConfig) -> dict[str, Any]:
-    """What the sentence says of the configuration beside the promise."""
+    """What the sentence says of the configuration beside the privacy plan."""
     simulated = not is_deployment(config)
     return {
         "simulated": simulated,
@@ -75,14 +75,14 @@ def statement_fields(config: RunConfig) -> dict[str, Any]:
 
 
 def invariants(config: RunConfig) -> dict[str, Any]:
-    """What must not change while a run lasts, and its promise does not say: which rounds are
+    """What must not change while a run lasts, and its privacy plan does not say: which rounds are
     measured, where it says how many."""
     rounds = config.training.evaluated_rounds
     return {"training.evaluate-rounds": list(rounds)} if rounds else {}
 
 
 def baseline(config: RunConfig) -> Baseline | None:
-    """What a run claims that asks its users nothing; None for one that has a promise."""
+    """The statement of a baseline without client queries; None for a run with a privacy plan."""
     found = recipe_of(config).baseline(
         config,
         simulated=not is_deployment(config),

@@ -1,4 +1,4 @@
-"""More text of what a run released, by other settings: opens no private text and asks nobody."""
+"""More text of what a run released, by other settings: opens no private text and sends no query."""
 
 from __future__ import annotations
 

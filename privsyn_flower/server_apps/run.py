@@ -119,7 +119,7 @@ class Run:
 
     @property
     def has_rounds(self) -> bool:
-        """Whether the promise pays for rounds, and not only for questions beside them."""
+        """Whether the privacy plan pays for rounds, and not only for questions beside them."""
         return self.asks and any(phase.name == ROUNDS for phase in self.session.privacy_plan.phases)
 
     @contextmanager
@@ -137,8 +137,8 @@ class Run:
         with self.callbacks.run(run_start(self.folder, facts, public_settings(self.config))):
             yield
 
-    def told(self, result: Mapping[str, Any]) -> None:
-        """The result is on disk: the callbacks are told of that, and of no benchmark."""
+    def notify_result(self, result: Mapping[str, Any]) -> None:
+        """Notify the callbacks that the result, without the benchmark, is on disk."""
         self.callbacks.run_ended(result)
 
     def federation(self) -> Federation:
@@ -215,7 +215,7 @@ class Run:
             method = recipe(self, models)
             self._drop_changed(method)
             strategy = method.begin()
-            done = self._asked(method, strategy) if self.asks else 0
+            done = self._query(method, strategy) if self.asks else 0
             samples, figures = method.result(strategy), method.figures(strategy)
             if left_out := +self.public.left_out:
                 figures = {**figures, "public_texts_left_out": left_out}
@@ -228,7 +228,7 @@ class Run:
                 # The result stands, whatever becomes of its benchmark.
                 found = {**self.summary(done, samples), **figures}
                 self._write({**found, UNFINISHED: "benchmark"})
-                self.told(found)
+                self.notify_result(found)
                 measured = self._benchmark(method, strategy)
                 figures = {**figures, "benchmark": measured}
                 if why := nothing_predicted(measured):
@@ -237,18 +237,18 @@ class Run:
             models.close()
         result = {**self.summary(done, samples), **figures}
         self._write(result)
-        self.told(result)
+        self.notify_result(result)
 
     def _write(self, summary: Mapping[str, Any]) -> None:
         """The run's summary, and the form that is made of it."""
         write_form(self.folder.path, summary)
         write_json(self.folder.path / "summary.json", summary)
 
-    def _asked(self, method: Recipe[Any], strategy: Method) -> int:
+    def _query(self, method: Recipe[Any], strategy: Method) -> int:
         """The rounds, and what is asked before and after them, on the ledger; how many were
         released."""
         done = 0
-        if not self._all_asked():
+        if not self._all_released():
             with self.clock("models"):
                 try_run(self.config, self.folder.path, method, strategy)
         with self.charged():
@@ -260,7 +260,7 @@ class Run:
             self.folder.save_value(ALL_RELEASED, done)
         return done
 
-    def _all_asked(self) -> bool:
+    def _all_released(self) -> bool:
         """Whether the run has a result, or at least all its rounds: what it needs is used now."""
         state = self.folder.last_checkpoint()
         rounds = self.has_rounds and state is not None and state["round"] >= self.config.rounds

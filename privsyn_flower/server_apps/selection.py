@@ -90,15 +90,15 @@ def check_selection(models: Models, config: RunConfig) -> None:
         )
 
 
-def _facts(found: dict[str, Estimate]) -> dict[str, Any]:
-    best = min(found, key=lambda name: found[name].loss)
+def _facts(estimates: dict[str, Estimate]) -> dict[str, Any]:
+    best = min(estimates, key=lambda name: estimates[name].loss)
     figures = {
         name: {
             key: value
             for key, value in asdict(estimate).items()
             if key.startswith(("accuracy", "loss"))
         }
-        for name, estimate in found.items()
+        for name, estimate in estimates.items()
     }
     return {"round": int(best.removeprefix("round-")), "estimates": figures}
 

@@ -71,7 +71,7 @@ def test_the_default_is_a_plain_loop_to_the_last_bit(model: Downstream) -> None:
     for step, batch in enumerate(batches(rows.lengths, tuning)):
         factor = min((step + 1) / rise, max(0.0, (steps - step) / max(1.0, steps - rise)))
         optimizer.param_groups[0]["lr"] = 3e-3 * factor
-        own = [rows[r][:k] for r, k in zip(batch.rows.tolist(), batch.kept.tolist(), strict=True)]
+        own = [rows[r][:k] for r, k in zip(batch.rows.tolist(), batch.tokens.tolist(), strict=True)]
         loss = causal_loss(net, *pad_rows(own, model._pad))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)

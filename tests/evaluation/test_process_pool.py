@@ -99,7 +99,7 @@ class _Counting:
     def __init__(self, folder: Path) -> None:
         self.folder, self.tuned = folder, 0
 
-    def said(self) -> dict[str, Any]:
+    def load_spec(self) -> dict[str, Any]:
         return {"model": str(self.folder), "length": 4}
 
     def packed(self, rows: Any) -> Any:
@@ -170,7 +170,7 @@ def _after(done: list[bool], name: str) -> Any:
 class Named:
     """A model as far as digests go."""
 
-    def said(self) -> dict[str, Any]:
+    def load_spec(self) -> dict[str, Any]:
         return {"model": "of nothing"}
 
     def packed(self, rows: Any) -> Any:
@@ -187,7 +187,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) -> list[s
     seen: list[str] = []
 
     def another(
-        said: Any, rows: Any, users: Any, tuning: Any, progress: Any, stage: str, **more: Any
+        spec: Any, rows: Any, users: Any, tuning: Any, progress: Any, stage: str, **more: Any
     ) -> Any:
         name, line = stage.removeprefix("on "), more["line"]
         seen.append(name)

@@ -17,7 +17,7 @@ def cut(rows, tuning, start=0):
     """The batches as rows of ids."""
     lengths = row_lengths(rows)
     return [
-        [list(rows[r][:k]) for r, k in zip(b.rows.tolist(), b.kept.tolist(), strict=True)]
+        [list(rows[r][:k]) for r, k in zip(b.rows.tolist(), b.tokens.tolist(), strict=True)]
         for b in batches(lengths, tuning, start)
     ]
 

@@ -115,7 +115,7 @@ def test_the_best_of_many_models_has_an_interval_that_holds_for_all(
     recipe.run, recipe.base = SimpleNamespace(session=None), Path()
     widths = {}
     for many in (1, 2, 16):
-        found = recipe._asked({f"m{i}": Path() for i in range(many)})
+        found = recipe._query({f"m{i}": Path() for i in range(many)})
         last = found["models"][f"m{many - 1}"]
         widths[many] = last["accuracy_high"] - last["accuracy_low"]
         (said,) = judge(0.0, measured=found)["sentences"][1:]

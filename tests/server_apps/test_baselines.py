@@ -245,7 +245,7 @@ def test_dp_prompts_draws_are_the_systems_unless_for_tests(
     assert found[0] == found[1]
     claim = baseline(configured("dp-prompt", **seeded))
     assert claim is not None and claim.threat_model.startswith("none")
-    draws = {dp_prompt.DPPromptRecipe._coins(recipe).integers(2**60) for _ in range(4)}
+    draws = {dp_prompt.DPPromptRecipe._generator(recipe).integers(2**60) for _ in range(4)}
     assert len(draws) == 4  # the last configuration's: no seed
 
 

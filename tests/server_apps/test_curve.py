@@ -236,7 +236,7 @@ def test_points_by_rounds(tmp_path: Path) -> None:
     rows = drawable(measured.points(5, final))
     assert rows["accuracy"] == [[0, 0.1, 0.05, 0.15], [3, 0.25, 0.2, 0.3], [5, 0.25, 0.2, 0.3]]
     assert rows["gained"] == [[3, 0.15, 0.14, 0.16], [5, 0.15, 0.14, 0.16]]
-    assert draw_curve([], [], tmp_path / "none.png", said="") is None
+    assert draw_curve([], [], tmp_path / "none.png", caption="") is None
 
 
 def _session(folder: RunFolder) -> Any:

@@ -14,10 +14,10 @@ from privsyn_flower.server_apps.methods.from_scratch import (
     FILTERED,
     NOISE,
     RANDOM,
+    filtered_rows,
     is_lstm,
-    kept_rows,
     subsets,
-    told_of,
+    text_counts,
     train_anew,
 )
 from tests.text.conftest import SENTENCES
@@ -45,18 +45,18 @@ def test_the_rows(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_minoritys_share() -> None:
-    assert told_of({ALL: POOL, FILTERED: POOL[:3], NOISE: POOL[1:]}) == {
+    assert text_counts({ALL: POOL, FILTERED: POOL[:3], NOISE: POOL[1:]}) == {
         "texts": {ALL: 6, FILTERED: 3, NOISE: 5},
         "minority_share": {ALL: 0.5, FILTERED: 0.66667, NOISE: 0.4},
     }
-    assert told_of({ALL: [{"text": "a"}]}) == {"texts": {ALL: 1}}, "nobody is a minority"
+    assert text_counts({ALL: [{"text": "a"}]}) == {"texts": {ALL: 1}}, "nobody is a minority"
 
 
 def test_what_the_filter_left(tmp_path: Path) -> None:
     rows = [{"text": "a\u2028b", "after": -1.0}, {"text": "c"}]
     lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
     (tmp_path / "proximity.jsonl").write_text(lines, "utf-8")
-    assert kept_rows(tmp_path) == rows
+    assert filtered_rows(tmp_path) == rows
 
 
 def test_rows_differ_in_their_text_alone(tmp_path: Path) -> None:

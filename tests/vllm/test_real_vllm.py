@@ -210,11 +210,11 @@ def test_asked_many_questions(generator: VllmGenerator, tmp_path: Path) -> None:
         return asker.counts, [str(found[i].text) for i in range(24)]
 
     counts, likeliest = asked("kept", 0.0, 0)
-    assert (counts.asked, counts.failed) == (24, 0)
+    assert (counts.sent, counts.failed) == (24, 0)
     assert counts.prompt_tokens > 24 * 20
     assert 24 <= counts.tokens <= sum(request.max_tokens for request in requests)
     again, texts = asked("kept", 0.0, 0)
-    assert (again.asked, again.cached, texts) == (0, 24, likeliest)
+    assert (again.sent, again.cached, texts) == (0, 24, likeliest)
     # However hot (vLLM takes up to 2), the likeliest of one token is the likeliest.
     hot = asked("kept", 2.0, 1)[1]
     assert share([hot], [likeliest]) >= SAME

@@ -169,17 +169,17 @@ def _measured(
     return replace(found, contradiction=bool(_faults(found)))
 
 
-def _faults(found: Audit) -> list[str]:
+def _faults(result: Audit) -> list[str]:
     """What contradicts the claim, in words."""
     why = []
-    if found.lower_bound > found.claimed_epsilon:
+    if result.lower_bound > result.claimed_epsilon:
         why.append("the canary is told apart more often than the claimed epsilon allows")
-    if found.noise_variance_ratio < 1 and found.variance_p_value < NOISE_LEVEL:
+    if result.noise_variance_ratio < 1 and result.variance_p_value < NOISE_LEVEL:
         why.append("the sums carry less noise than is charged")
-    if found.correlation_p_value is not None and found.correlation_p_value < NOISE_LEVEL:
+    if result.correlation_p_value is not None and result.correlation_p_value < NOISE_LEVEL:
         why.append("rounds share noise")
-    own = found.sampling
-    return why + (own.faults(found.sampling_rate, NOISE_LEVEL) if own else [])
+    own = result.sampling
+    return why + (own.faults(result.sampling_rate, NOISE_LEVEL) if own else [])
 
 
 def _claimed(config: RunConfig, seen: Trials, noise: AggregatorNoise | None) -> float:
@@ -194,31 +194,31 @@ def _claimed(config: RunConfig, seen: Trials, noise: AggregatorNoise | None) -> 
     return min(claimed, seen.spent)
 
 
-def described(found: Audit) -> str:
+def described(result: Audit) -> str:
     """The result as a table of plain lines, and what it says."""
-    whole = found.rounds > 1
-    releases = f"all {found.rounds} rounds" if whole else "one release"
+    whole = result.rounds > 1
+    releases = f"all {result.rounds} rounds" if whole else "one release"
     takes_part = "takes part as often as the noise is made for" if whole else "takes part"
-    if found.sampling:
-        takes_part += f" with probability {found.sampling_rate:g}"
-    where = "at survivors of weight W_min" if found.noise_source == "nodes" else "of an aggregator"
+    if result.sampling:
+        takes_part += f" with probability {result.sampling_rate:g}"
+    where = "at survivors of weight W_min" if result.noise_source == "nodes" else "of an aggregator"
     rows = {
-        "query": f"{found.kind}, {releases}, of a user who {takes_part}",
-        "noise multiplier": f"{found.noise_multiplier:.4f}, {where}",
-        "trials": f"{found.trials}, the canary in half of them",
-        "claimed epsilon": f"{at_most(found.claimed_epsilon)} at delta = {found.delta:g}",
-        "lower bound": f"{found.lower_bound:.4f} with confidence {found.confidence:g}",
-        "noise variance": f"{found.noise_variance_ratio:.4f} of what is charged",
-        "its p-value": f"{found.variance_p_value:.3g} (two-sided)",
+        "query": f"{result.kind}, {releases}, of a user who {takes_part}",
+        "noise multiplier": f"{result.noise_multiplier:.4f}, {where}",
+        "trials": f"{result.trials}, the canary in half of them",
+        "claimed epsilon": f"{at_most(result.claimed_epsilon)} at delta = {result.delta:g}",
+        "lower bound": f"{result.lower_bound:.4f} with confidence {result.confidence:g}",
+        "noise variance": f"{result.noise_variance_ratio:.4f} of what is charged",
+        "its p-value": f"{result.variance_p_value:.3g} (two-sided)",
     }
-    if found.correlation_p_value is not None:
-        rows["rounds' p-value"] = f"{found.correlation_p_value:.3g} (of independent noise)"
-    if found.sampling:
-        rows |= _sampling_rows(found.sampling, found.sampling_rate)
-    why = _faults(found)
-    if found.noise_variance_ratio > 1 and found.variance_p_value < NOISE_LEVEL:
+    if result.correlation_p_value is not None:
+        rows["rounds' p-value"] = f"{result.correlation_p_value:.3g} (of independent noise)"
+    if result.sampling:
+        rows |= _sampling_rows(result.sampling, result.sampling_rate)
+    why = _faults(result)
+    if result.noise_variance_ratio > 1 and result.variance_p_value < NOISE_LEVEL:
         why.append("the sums carry more noise than is charged")
-    verdict = "CONTRADICTION" if found.contradiction else "no contradiction found"
+    verdict = "CONTRADICTION" if result.contradiction else "no contradiction found"
     lines = [f"{name:<17} {text}" for name, text in rows.items()]
     return "\n".join([*lines, ": ".join([verdict, "; ".join(why)] if why else [verdict])])
 

@@ -105,18 +105,18 @@ def small_base(folder: Path) -> Path:
     config |= {"dtype": "float32", "max_position_embeddings": LONGEST}
     (base / "config.json").write_text(json.dumps(config), "utf-8")
     weights = load_file(shipped / "model.safetensors")
-    cut = {name: _cut(name, array) for name, array in weights.items() if _kept(name)}
+    cut = {name: _cut(name, array) for name, array in weights.items() if _in_first_layer(name)}
     save_file(cut, base / "model.safetensors", metadata={"format": "pt"})
     return base
 
 
-def _kept(name: str) -> bool:
+def _in_first_layer(name: str) -> bool:
     return ".layers." not in name or ".layers.0." in name
 
 
 def _cut(name: str, array: np.ndarray[Any, Any]) -> F32:
     """The first WIDTH numbers along every axis but the vocabulary's."""
-    kept = [slice(WIDTH)] * array.ndim
+    cut = [slice(WIDTH)] * array.ndim
     if "embed_tokens" in name:
-        kept[0] = slice(None)
-    return np.ascontiguousarray(array[tuple(kept)], dtype=np.float32)
+        cut[0] = slice(None)
+    return np.ascontiguousarray(array[tuple(cut)], dtype=np.float32)

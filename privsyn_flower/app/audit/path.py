@@ -141,19 +141,19 @@ def repeated(case: Case, view: View) -> Kind:
         canary = np.array([user == CANARY for user in some], dtype=np.bool_)
         draws = np.stack([participants.eligible, participants.sampled]).reshape(2, view.copies, -1)
         ways, which = np.unique(draws.swapaxes(0, 1), axis=0, return_inverse=True)
-        asked, sampled = ways[:, 0], ways[:, 1]
+        eligible, sampled = ways[:, 0], ways[:, 1]
 
-        def table(asked: Bools, sampled: Bools) -> I64:
-            participant_sets = map(Participants, asked, sampled)
+        def table(eligible: Bools, sampled: Bools) -> I64:
+            participant_sets = map(Participants, eligible, sampled)
             return np.array(
                 [answer(query, some, participants, plan, node) for participants in participant_sets]
             )
 
         return Sent(
             sampled,
-            fell=table(asked, sampled),
-            without=table(asked & ~canary, sampled & ~canary),
-            up=table(asked, sampled | (asked & canary)),
+            fell=table(eligible, sampled),
+            without=table(eligible & ~canary, sampled & ~canary),
+            up=table(eligible, sampled | (eligible & canary)),
             # Without sampling there is one way, and all trials are alike.
             which=np.broadcast_to(which.ravel(), view.trials),
         )

@@ -32,7 +32,7 @@ TURN_NODES = 3  # who answer in one round of an aggregator's noise: the fewest o
 def audited_phase(config: RunConfig, kind: str) -> Phase:
     """What a kind of query is paid by: the rounds, an evaluation beside them, or CTCL's histogram.
 
-    Raises ConfigError on numbers that make no promise.
+    Raises ConfigError on numbers from which no privacy plan can be computed.
     """
     made = privacy_plan(config)
     if kind == TOPICS:

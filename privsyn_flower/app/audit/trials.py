@@ -98,7 +98,7 @@ def run_trials(case: Case, setting: Setting, trials: int) -> Trials:
         folder = Path(name)
         mechanism = _OneTrial(setting.mechanism(folder / "keys"), case.query)
         released, spent = _released(asked, query, setting, mechanism, view, folder)
-        noise = mechanism.said[0]
+        noise = mechanism.noises[0]
         foreign = colluders_noise(asked, query, noise, setting.seats, folder)
     if view.failures:
         raise AuditError(f"a node's answer failed: {view.failures[0]}") from view.failures[0]
@@ -186,13 +186,13 @@ class _OneTrial:
 
     def __init__(self, mechanism: Mechanism, query: Query) -> None:
         self._mechanism, self._query = mechanism, query
-        self.said: list[Noise] = []
+        self.noises: list[Noise] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mechanism, name)
 
     def noise(self, plan: RoundPlan, query: Query) -> Noise:
-        """The numbers of a round, kept in `said`."""
+        """The numbers of a round, kept in `noises`."""
         # An aggregator's stream is as long as its sums; what nodes add is that of one trial.
         noise = self._mechanism.noise(plan, query if self._mechanism.trusted else self._query)
         one = self._mechanism.encoding(plan, self._query)
@@ -201,7 +201,7 @@ class _OneTrial:
         noise = replace(noise, sensitivity=one.sensitivity, bits=bits)
         if query.dense:
             noise = replace(noise, scale=one.scale)
-        self.said.append(noise)
+        self.noises.append(noise)
         return noise
 
     def charge(self, query: Query, noise: Noise, rnd: int) -> dict[str, Any]:

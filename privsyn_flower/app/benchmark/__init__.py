@@ -1,1 +1,1 @@
-"""The only room that opens private or held-out text outside the nodes, in simulation."""
+"""The only package that opens private or held-out text outside the nodes, in simulation."""

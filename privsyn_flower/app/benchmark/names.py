@@ -66,15 +66,15 @@ def note(config: RunConfig) -> str:
 
 
 def steps_of(
-    config: RunConfig, progress: Progress, made: Sequence[str], models: Sequence[str] = ()
+    config: RunConfig, progress: Progress, comparisons: Sequence[str], models: Sequence[str] = ()
 ) -> Steps:
-    """The benchmark's line of progress: what is made for comparison (names in METHODS), what is
+    """The benchmark's line of progress: the `comparisons` (names in METHODS), what is
     measured, and a fine-tuning for each set of texts. models: made, too, and not fine-tuned."""
     public = [name for name in ("random_public",) if config.evaluation.compares(RANDOM_PUBLIC)]
     own = ["trained"] if config.trains else ["synthetic"]
-    tuned = {*public, *own, *made, "private"} - {*models, "trained"}
+    tuned = {*public, *own, *comparisons, "private"} - {*models, "trained"}
     if config.evaluation.start == "public":
         tuned -= {"random_public"}
     rate = len(split_list(config.evaluation.learning_rates)) > 1
     measured = 0 if config.trains else 2
-    return Steps(progress, BENCHMARK, len(made) + measured + rate + len(tuned))
+    return Steps(progress, BENCHMARK, len(comparisons) + measured + rate + len(tuned))

@@ -31,7 +31,9 @@ def principal_plane(reference: Floats) -> tuple[Floats, Floats]:
     return center, axes
 
 
-def draw_rounds(candidates: Sequence[Floats], held_out: Floats, path: Path, *, said: str) -> Path:
+def draw_rounds(
+    candidates: Sequence[Floats], held_out: Floats, path: Path, *, caption: str
+) -> Path:
     """Candidates of the rounds, each (m, d), over held-out embeddings (n, d) in a 2-PCA plane.
 
     The plane is that of the first candidates and the held-out text together. Shows the first,
@@ -57,7 +59,7 @@ def draw_rounds(candidates: Sequence[Floats], held_out: Floats, path: Path, *, s
     panels[0][0].legend(loc="lower left", fontsize=8, frameon=False, markerscale=2)
     figure.supxlabel("first principal component", fontsize=9)
     figure.supylabel("second", fontsize=9)
-    return save(figure, path, f"{said}\n{MEASURED}")
+    return save(figure, path, f"{caption}\n{MEASURED}")
 
 
 def draw_accuracy(
@@ -65,13 +67,14 @@ def draw_accuracy(
     differences: Mapping[str, Sequence[float]],
     path: Path,
     *,
-    said: str,
+    caption: str,
 ) -> Path:
     """Accuracy by method, {method: [value, low, high]}, as bars with intervals, and beside it the
     paired differences, {"A-B": [value, low, high]}.
 
     Every held-out user has both of a pair, so a difference may be told from zero where the bars
-    seem to overlap. said: the `caption`. Writes a PNG to `path`. Raises ValueError without methods.
+    seem to overlap. caption: above the panels. Writes a PNG to `path`. Raises ValueError without
+    methods.
     """
     if not accuracy:
         raise ValueError("no method to draw")
@@ -85,7 +88,7 @@ def draw_accuracy(
     else:
         figure, bars = pyplot().subplots(figsize=(widths[0], height))
     _draw_bars(bars, accuracy)
-    return save(figure, path, f"{said}\n{MEASURED}")
+    return save(figure, path, f"{caption}\n{MEASURED}")
 
 
 def _draw_bars(panel: Any, accuracy: Mapping[str, Sequence[float]]) -> None:
@@ -126,7 +129,7 @@ def _draw_pairs(panel: Any, differences: Mapping[str, Sequence[float]]) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def draw_minority(shares: Mapping[str, float], path: Path, *, said: str) -> Path:
+def draw_minority(shares: Mapping[str, float], path: Path, *, caption: str) -> Path:
     """The minority's share of the text of each row, {method: share}, as bars.
 
     Writes a PNG to `path`. Raises ValueError without rows.
@@ -144,10 +147,10 @@ def draw_minority(shares: Mapping[str, float], path: Path, *, said: str) -> Path
     panel.set_ylim(0, max(values.max() * 1.15, 0.01))
     panel.set_ylabel("minority's share of the public text, %")
     panel.spines[["top", "right"]].set_visible(False)
-    return save(figure, path, said)
+    return save(figure, path, caption)
 
 
-def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path, *, said: str) -> Path:
+def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path, *, caption: str) -> Path:
     """Frechet distances of the rounds' responses, {to what: [round 1, ...]}, as lines.
 
     Writes a PNG to `path`. Raises ValueError without rounds.
@@ -164,7 +167,7 @@ def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path, *, said:
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.legend(fontsize=8, frameon=False)
     panel.spines[["top", "right"]].set_visible(False)
-    return save(figure, path, f"{said}\n{MEASURED}")
+    return save(figure, path, f"{caption}\n{MEASURED}")
 
 
 def draw_topics(
@@ -173,7 +176,7 @@ def draw_topics(
     true: Floats | None,
     path: Path,
     *,
-    said: str,
+    caption: str,
 ) -> Path:
     """Shares of the largest topics, as released and as they are, as bars and points.
 
@@ -196,7 +199,7 @@ def draw_topics(
     panel.set_xlabel(f"share of the text, the {len(shown)} largest of {len(noisy)} topics")
     panel.legend(fontsize=8, frameon=False, loc="lower right")
     panel.spines[["top", "right"]].set_visible(False)
-    return save(figure, path, said)
+    return save(figure, path, caption)
 
 
 def draw_benchmark(
@@ -205,23 +208,25 @@ def draw_benchmark(
     held_out: Floats,
     folder: Path,
     *,
-    said: str,
+    caption: str,
 ) -> None:
-    """All pictures of a benchmark, with the `caption` said above each; distances.png is for methods
+    """All pictures of a benchmark, with the caption above each; distances.png is for methods
     with responses, minority.png for a filter of public text that has a minority."""
     accuracy = {
         name: [value, *summary["accuracy_interval"][name]]
         for name, value in summary["accuracy"].items()
     }
-    draw_accuracy(accuracy, summary["accuracy_difference"], folder / "accuracy.png", said=said)
+    draw_accuracy(
+        accuracy, summary["accuracy_difference"], folder / "accuracy.png", caption=caption
+    )
     if shares := summary.get("proximity", {}).get("minority_share"):
-        draw_minority(shares, folder / "minority.png", said=said)
+        draw_minority(shares, folder / "minority.png", caption=caption)
     if candidates:
-        draw_rounds(candidates, held_out, folder / "candidates.png", said=said)
+        draw_rounds(candidates, held_out, folder / "candidates.png", caption=caption)
     if "responses" in summary:
         rounds = summary["responses"]
         by_round = {
             "to held-out users' text": rounds["frechet_held_out"],
             "to the private users' text": rounds["frechet_private"],
         }
-        draw_distances(by_round, folder / "distances.png", said=said)
+        draw_distances(by_round, folder / "distances.png", caption=caption)

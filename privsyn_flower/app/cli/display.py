@@ -311,9 +311,9 @@ def _figures(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _measured(found: Mapping[str, Any]) -> Table:
+def _measured(estimates: Mapping[str, Any]) -> Table:
     """Given models on the users' text."""
-    heading, _, *rows = measured_rows(found)
+    heading, _, *rows = measured_rows(estimates)
     table = Table()
     for column in heading:
         table.add_column(column, justify="left" if column == "model" else "right")
@@ -328,7 +328,7 @@ def benchmark_tables(benchmark: Mapping[str, Any]) -> list[tuple[str, Table]]:
     if not benchmark:
         return []
     models = f"small model, {_task(benchmark)[0]} of {benchmark['held_out_users']} held-out users"
-    return [("what the answers found", _found(benchmark)), (models, _models(benchmark))]
+    return [("what the answers found", _answers(benchmark)), (models, _models(benchmark))]
 
 
 def _task(benchmark: Mapping[str, Any]) -> tuple[str, str]:
@@ -352,7 +352,7 @@ def _models(benchmark: Mapping[str, Any]) -> Table:
     return models
 
 
-def _found(benchmark: Mapping[str, Any]) -> Table:
+def _answers(benchmark: Mapping[str, Any]) -> Table:
     votes = Table()
     votes.add_column("benchmark-only figure", overflow="fold")
     votes.add_column("value", justify="right")

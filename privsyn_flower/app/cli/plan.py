@@ -1,4 +1,4 @@
-"""`privsyn plan`: what a run promises, exchanges, computes and needs, before it is begun."""
+"""`privsyn plan`: what a run guarantees, exchanges, computes and needs, before it is begun."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def printed(path: Path | None, settings: list[str], vary: str, in_json: bool) ->
     """What `privsyn plan` prints: the plan, or with `vary` a table over a key's values. Raises
     ValueError for a configuration that is wrong."""
     if vary:
-        rows = varied(path, settings, vary)
+        rows = plan_rows(path, settings, vary)
         return as_json(rows) if in_json else fitted(as_table(rows), width())
     found = plan_command(path, settings)
     return as_json(found) if in_json else described(found)
@@ -50,9 +50,9 @@ def plan_command(path: Path | None, settings: list[str]) -> Plan:
         return plan_of(config, folder, machine_for(config))
 
 
-def varied(path: Path | None, settings: list[str], vary: str) -> list[dict[str, Any]]:
+def plan_rows(path: Path | None, settings: list[str], vary: str) -> list[dict[str, Any]]:
     """A row of numbers for each value of `key=value,value,...`. Raises ValueError for a
-    configuration that is wrong, or asks nobody."""
+    configuration that is wrong, or has no client queries."""
     key, sign, values = vary.partition("=")
     if not sign or not values:
         raise ValueError(f"--vary {vary!r}: expected key=value,value, as epsilon=1,3,7.58")
@@ -80,7 +80,7 @@ def varied(path: Path | None, settings: list[str], vary: str) -> list[dict[str, 
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
-    """Rows of `varied`, in Markdown."""
+    """Rows of `plan_rows`, in Markdown."""
     lines = [
         [
             str(row["value"]), at_most(row["epsilon"]), f"{row['noise_multiplier']:.4f}",
@@ -116,7 +116,7 @@ def machine_for(config: RunConfig) -> Machine:
 
 
 def as_json(plan: Plan | list[dict[str, Any]]) -> str:
-    """A plan, or rows of `varied`; JSON has no infinity."""
+    """A plan, or rows of `plan_rows`; JSON has no infinity."""
 
     def finite(value: Any) -> Any:
         if isinstance(value, dict):

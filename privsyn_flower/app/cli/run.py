@@ -327,7 +327,7 @@ class _Follower:
     def __init__(self, folder: Path, display: Display, events: int, log: int) -> None:
         self.folder, self.display = folder, display
         self.events, self.log = events, log
-        self.told = False
+        self.announced = False
 
     def show(self) -> None:
         """What came since the last look."""
@@ -343,8 +343,8 @@ class _Follower:
 
     def _show_result(self) -> None:
         """Once, as soon as it is there and what comes is its benchmark."""
-        if not self.told and benchmark_due(self.folder):
-            self.told = True
+        if not self.announced and benchmark_due(self.folder):
+            self.announced = True
             self.display.say(product_lines(read_summary(self.folder), self.folder))
 
 

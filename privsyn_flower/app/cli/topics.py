@@ -90,13 +90,13 @@ def make(
             embedder = load_embedder(models.embedder, models.device, progress=False)
             model = make_topics(
                 public,
-                Kept(embedder, cache_folder(loaded) / "public"),
-                **_asked(loaded, count=count, clustering=clustering, words=words, seed=seed),
+                CachedEmbedder(embedder, cache_folder(loaded) / "public"),
+                **_options(loaded, count=count, clustering=clustering, words=words, seed=seed),
                 rerank=rerank,
                 progress=display.report,
             )
         save_topics(model, folder)
-    typer.echo(_told(folder, model))
+    typer.echo(_summary(folder, model))
 
 
 @topics_app.command()
@@ -114,7 +114,7 @@ def show(
         facts |= {"fingerprint": model.fingerprint, "sizes": model.sizes}
         typer.echo(json.dumps({**facts, "keywords": model.keywords}, ensure_ascii=False))
         return
-    typer.echo(_told(folder, model))
+    typer.echo(_summary(folder, model))
     for number, words in enumerate(model.keywords):
         size = f"{model.sizes[number]:>8,}  " if model.sizes else ""
         typer.echo(f"{number:>5}  {size}{', '.join(words)}")
@@ -145,10 +145,10 @@ def import_(
                 f"makes {dimension}: name theirs with --embedder"
             )
         save_topics(model, folder)
-    typer.echo(_told(folder, model))
+    typer.echo(_summary(folder, model))
 
 
-def _asked(config: RunConfig, **options: Any) -> dict[str, Any]:
+def _options(config: RunConfig, **options: Any) -> dict[str, Any]:
     """What `make_topics` is asked for: the options, and for those that are None what a run of the
     configuration makes."""
     own = config[CtclConfig]
@@ -173,7 +173,7 @@ def _public(config: RunConfig, file: Path | None, column: str, progress: Progres
     return pool
 
 
-class Kept:
+class CachedEmbedder:
     """An embedder of public texts that keeps each call's rows on disk, by content.
 
     Whoever embeds block by block goes on where it was interrupted.
@@ -220,7 +220,7 @@ def _check_free(folder: Path) -> None:
         raise ValueError(f"{folder} holds topics already: name another folder, or delete it")
 
 
-def _told(folder: Path, model: TopicModel) -> str:
+def _summary(folder: Path, model: TopicModel) -> str:
     texts = f" of {sum(model.sizes):,} public texts" if model.sizes else ""
     return (
         f"{folder}: {len(model):,} topics{texts}, {model.dimension} dimensions, embedder "

@@ -105,11 +105,11 @@ def main() -> None:
     entry = next(iter(importlib.metadata.entry_points(group="console_scripts", name="flwr")))
     flwr = entry.load()
     for line in sys.stdin.buffer:
-        sys.stdout.buffer.write(json.dumps(_asked(flwr, json.loads(line))).encode() + b"\n")
+        sys.stdout.buffer.write(json.dumps(_response(flwr, json.loads(line))).encode() + b"\n")
         sys.stdout.buffer.flush()
 
 
-def _asked(flwr: Callable[[], Any], command: list[str]) -> dict[str, Any]:
+def _response(flwr: Callable[[], Any], command: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = multiprocessing.get_context("fork").Process(
             target=_run, args=(flwr, command, out.fileno(), err.fileno())

@@ -26,7 +26,7 @@ from privsyn_flower.common.python_path import finding_us
 from privsyn_flower.config import RunConfig, cache_folder
 
 REACH_SECONDS = 3.0
-TOLD = 12  # differences that are listed
+MAX_DIFFERENCES = 12  # differences that are listed
 LIBRARIES = (
     "flwr", "ray", "numpy", "scipy", "cryptography", "pyarrow", "torch", "transformers",
     "tokenizers", "sentence-transformers", "onnxruntime", "safetensors", "peft",
@@ -50,12 +50,12 @@ def check_cluster(config: RunConfig, address: str) -> str:
     config: with absolute paths. address: as RAY_ADDRESS has it.
     """
     _reach(*parsed(address))
-    answer = _asked(config, address)
+    answer = _probe_answer(config, address)
     errors = differences(answer["here"], answer["nodes"], cache_folder(config))
     if not answer["nodes"]:
         errors = [f"the Ray cluster at {address} has no node with a CPU for a client"]
     if errors:
-        raise ClusterError("\nerror: ".join(errors[:TOLD]))
+        raise ClusterError("\nerror: ".join(errors[:MAX_DIFFERENCES]))
     count = len(answer["nodes"])
     return (
         f"Ray cluster at {address}: {count} {'node' if count == 1 else 'nodes'} with "
@@ -95,7 +95,7 @@ def _reach(host: str, port: int) -> None:
         ) from None
 
 
-def _asked(config: RunConfig, address: str) -> dict[str, Any]:
+def _probe_answer(config: RunConfig, address: str) -> dict[str, Any]:
     """The probe's answer. Raises NoCluster with what Ray says when it cannot connect."""
     folder = private_folder(cache_folder(config)) / f".ray-check-{secrets.token_hex(8)}"
     private_folder(folder)

@@ -27,16 +27,16 @@ def facts(question: dict[str, Any]) -> dict[str, str]:
     question: "config", flat; "libraries", names of distributions; "paths", of files and folders.
     """
     found = {"account": str(os.getuid()), "Python": platform.python_version()}
-    found["code of privsyn-flower"] = _told(_code)
+    found["code of privsyn-flower"] = _text_of(_code)
     for name in question["libraries"]:
-        found[name] = _told(lambda name=name: _version(name))
-    found["data"] = _told(lambda: _data(question["config"]))
+        found[name] = _text_of(lambda name=name: _version(name))
+    found["data"] = _text_of(lambda: _data(question["config"]))
     for path in question["paths"]:
-        found[path] = _told(lambda path=path: _content(path))
+        found[path] = _text_of(lambda path=path: _content(path))
     return found
 
 
-def _told(look: Any) -> str:
+def _text_of(look: Any) -> str:
     """What was found, or why nothing was."""
     try:
         return str(look())
@@ -122,7 +122,7 @@ def _holds(path: Path) -> bool:
         return False
 
 
-def _asked(question: dict[str, Any]) -> tuple[dict[str, str], dict[str, bool]]:
+def _node_answer(question: dict[str, Any]) -> tuple[dict[str, str], dict[str, bool]]:
     """Both, on one node."""
     return facts(question), tried(question["folder"], question["name"])
 
@@ -148,7 +148,7 @@ def ask(question: dict[str, Any]) -> dict[str, Any]:
         here = facts(question)
     for answer in answers:
         word = question["word"]
-        with_word = _told(lambda answer=answer: _word(place / answer["id"], SEEN_WITHIN))
+        with_word = _text_of(lambda answer=answer: _word(place / answer["id"], SEEN_WITHIN))
         answer["written"] = with_word == word
     cpus = sum(node["Resources"]["CPU"] for node in useful if node["NodeID"] in left)
     return {"here": here, "nodes": answers, "cpus": cpus}
@@ -157,7 +157,7 @@ def ask(question: dict[str, Any]) -> dict[str, Any]:
 def _answers(ray: Any, question: dict[str, Any], nodes: list[Any]) -> list[dict[str, Any]]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    remote = ray.remote(num_cpus=0, max_retries=0)(_asked)
+    remote = ray.remote(num_cpus=0, max_retries=0)(_node_answer)
     waiting = {}
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)

@@ -98,7 +98,7 @@ def integers(config: RunConfig) -> Findings:
 
 def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
     """The integers of a round's answers of so many coordinates. Raises WrapAround when there are
-    none whose sum and noise are what the promise says."""
+    none whose sum and noise are what the privacy plan says."""
     users, main = config.data.users, privacy_plan(config).main
     if config.cohort_nodes:
         users = max(1, users * config.cohort_nodes // config.nodes)
@@ -201,13 +201,13 @@ def _charges(config: RunConfig, released: Mapping[str, int]) -> list[Mapping[str
     return wanted
 
 
-def _of_phase(made: PrivacyPlan, phase: Phase) -> list[Mapping[str, Any]]:
+def _of_phase(plan: PrivacyPlan, phase: Phase) -> list[Mapping[str, Any]]:
     if phase.source == "aggregator":
         apart = phase.rounds if phase.correlation is None else 1
         return [{"noise_multiplier": z} for z in trusted_noise(phase).charged() * apart]
     charge = {
         "noise_multiplier": phase.multiplier,
         "sampling_rate": phase.rate,
-        "total_variation": made.distance,  # at most
+        "total_variation": plan.distance,  # at most
     }
     return [charge] * phase.rounds

@@ -1,6 +1,6 @@
-"""`privsyn plan`: what a run will promise, exchange, compute and need, before anything is begun.
+"""`privsyn plan`: what a run will guarantee, exchange, compute and need, before anything is begun.
 
-Privacy is read from the promise, findings from the other checks of this package, times from
+Privacy is read from the privacy plan, findings from the other checks of this package, times from
 `forecast`. What is not known is said to be unknown."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from privsyn_flower.text.serving.vllm_server import default_python, max_lora_ran
 
 HALVED = ("meta-llama/", "sentence-transformers/sentence-t5")  # published in 16 bits an entry
 WORD_BYTES = 7  # of a synthetic text, with the space
-KEPT_MODELS = 4  # parameters of a training in its folder: start, question, state and model/
+STORED_MODELS = 4  # parameters of a training in its folder: start, question, state and model/
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class ModelPlan:
 class Plan:
     """Everything about one configuration on one machine.
 
-    memory: bytes of weights and optimiser, by key in `[models]`. privacy_plan, signal, exchange:
-    None for a baseline without queries.
+    memory: bytes of weights and optimiser, by key in `[models]`. privacy_plan, signal,
+    exchange: None for a baseline without client queries.
     """
 
     config: RunConfig
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def phases(self) -> Sequence[Phase]:
-        """Of the promise; none without one."""
+        """Of the privacy plan; none without one."""
         return self.privacy_plan.phases if self.privacy_plan else ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def releases(phases: Sequence[Phase]) -> int:
 
 def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
     """The plan of a run in `folder`, with absolute paths; raises ConfigError and ValueError for
-    numbers that make no promise."""
+    numbers from which no privacy plan can be computed."""
     made = None if baseline(config) else privacy_plan(config)
     models = [_model(config, kind, name) for kind, name in used_models(config).items()]
     deployed = is_deployment(config)  # real nodes do their own work
@@ -181,7 +181,7 @@ def disk_of(
     embedder, generator = size_of("embedder", config), size_of("generator", config)
     if config.updates:
         length, down = trained(config, size_of(config.trained, config))
-        run += KEPT_MODELS * (down or 0)
+        run += STORED_MODELS * (down or 0)
         if config.trusts_aggregator and config.ftrl.mechanism == "blt":
             run += 8 * config.ftrl.buffers * (length or 0)
     if config.measures:  # until it is answered, the question is kept

@@ -91,7 +91,7 @@ def _readable_from(config: RunConfig, coordinates: int | None) -> float | None:
         while high > 1.01 * low:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if readable(middle) else (middle, high)
-    except ValueError:  # numbers that make no promise
+    except ValueError:  # numbers without a privacy plan
         return None
     return math.ceil(high * 100) / 100
 
@@ -137,12 +137,12 @@ def _evaluation(config: RunConfig, users: float, noise: float) -> Signal:
 
 
 def _votes(
-    config: RunConfig, asked: dict[str, Any], users: float, noise: float, size: int
+    config: RunConfig, options: dict[str, Any], users: float, noise: float, size: int
 ) -> Signal:
     votes = one_users_votes(
-        asked.get("clip", "normalised"),
-        float(asked["bound"]),
-        min(size, config.data.samples_per_user * asked.get("neighbors", 1)),
+        options.get("clip", "normalised"),
+        float(options["bound"]),
+        min(size, config.data.samples_per_user * options.get("neighbors", 1)),
     )
     return Signal(
         "votes", "votes a candidate", noise, users * votes / size, users,

@@ -203,7 +203,7 @@ def _embedding(config: RunConfig, task: Task, folder: Path, device: str) -> Timi
     from privsyn_flower.text import load_embedder
 
     embedder = load_embedder(config.models.embedder, device, progress=False)
-    return embedder.embed, made_up(8), tokens_of(WORDS), True
+    return embedder.embed, dummy_texts(8), tokens_of(WORDS), True
 
 
 def _mask_filling(config: RunConfig, task: Task, folder: Path, device: str) -> Timing:
@@ -211,22 +211,22 @@ def _mask_filling(config: RunConfig, task: Task, folder: Path, device: str) -> T
 
     own: dict[str, Any] = {"steps": 1, "max_tokens": task.tokens, "batch_size": 16}
     model, rng = MaskFill(folder, device=device, progress=False, **own), np.random.default_rng(0)
-    return lambda texts: model.vary(texts, rng), made_up(32), task.tokens, True
+    return lambda texts: model.vary(texts, rng), dummy_texts(32), task.tokens, True
 
 
 def _scoring(config: RunConfig, task: Task, folder: Path, device: str) -> Timing:
     from privsyn_flower.text.models.lm_metrics import Scorer
 
     model, length = Scorer(folder, device), min(task.tokens, 64)
-    (row,) = model.encode([" ".join(made_up(8))], max_tokens=length, length=length + 1)
-    return lambda texts: model.sums([row] * len(texts), 10.0), made_up(32), length, False
+    (row,) = model.encode([" ".join(dummy_texts(8))], max_tokens=length, length=length + 1)
+    return lambda texts: model.sums([row] * len(texts), 10.0), dummy_texts(32), length, False
 
 
 def _generation(config: RunConfig, task: Task, folder: Path, device: str) -> Timing:
     from privsyn_flower.text.generators import HuggingFaceGenerator
     from privsyn_flower.text.prompts import expand_prompt
 
-    tokens, texts, rng = min(task.tokens, WRITTEN), made_up(32), np.random.default_rng(0)
+    tokens, texts, rng = min(task.tokens, WRITTEN), dummy_texts(32), np.random.default_rng(0)
     own: dict[str, Any] = {"max_tokens": tokens, "batch_size": 16, "device": device}
     model = HuggingFaceGenerator(folder, progress=False, **own)
     prompts = [expand_prompt(texts[i : i + 2]) for i in range(0, len(texts), 2)]
@@ -242,7 +242,7 @@ def _fine_tuning(config: RunConfig, task: Task, folder: Path, device: str) -> Ti
     precision = options.precision if task.model == "downstream" else "float32"
     own: dict[str, Any] = {"device": device, "adapter": factors, "base_dtype": precision}
     model = Downstream(folder, length=length, **own)
-    rows = model.encode(made_up(64, 64))
+    rows = model.encode(dummy_texts(64, 64))
 
     def steps(some: Sequence[str]) -> None:
         model.fine_tune(rows, Tuning(len(some), 8, length, 1e-6, precision=precision))
@@ -264,7 +264,7 @@ WORK: dict[str, Callable[[RunConfig, Task, Path, str], Timing]] = {
 }
 
 
-def made_up(count: int, words: int = WORDS) -> list[str]:
+def dummy_texts(count: int, words: int = WORDS) -> list[str]:
     """Texts of Python's own documentation: no user's, and the same everywhere."""
     import pydoc_data.topics as topics
 

@@ -131,7 +131,7 @@ class Counts:
     """Answers given so far: to requests that were asked, found in the cache, or that failed; and
     the tokens of those that were asked, as far as the server told."""
 
-    asked: int = 0
+    sent: int = 0
     cached: int = 0
     failed: int = 0
     prompt_tokens: int = 0
@@ -270,7 +270,7 @@ class Asker:
         threads, width = (1, self.concurrency) if self.model.batched else (self.concurrency, 1)
         with _Pool(self._answer, threads, width) as pool:
             for job, reply, cached in self._replies(waiting, pool):
-                answer = self._counted(job.request, reply, cached)
+                answer = self._count(job.request, reply, cached)
                 waiting.add(more(answer), job.depth + 1)
                 yield answer
 
@@ -361,14 +361,14 @@ class Asker:
         logger.log(level, "a request is left out, which was refused: %s", error)
         return Reply(None)
 
-    def _counted(self, request: Request, reply: Reply, cached: bool) -> Answer:
+    def _count(self, request: Request, reply: Reply, cached: bool) -> Answer:
         counts = self.counts
         if reply.text is None:
             counts.failed += 1
         elif cached:
             counts.cached += 1
         else:
-            counts.asked += 1
+            counts.sent += 1
             counts.prompt_tokens += reply.prompt_tokens or 0
             counts.tokens += reply.tokens or 0
         return Answer(request, reply.text, reply.tokens, reply.prompt_tokens, cached)

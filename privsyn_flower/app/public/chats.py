@@ -276,9 +276,9 @@ def _name(match: re.Match[str]) -> str:
     return " ".join(match["role"].split()).casefold()
 
 
-def _speakers(found: list[re.Match[str] | None]) -> set[str]:
+def _speakers(candidates: list[re.Match[str] | None]) -> set[str]:
     """Who takes part in a conversation, of all that stands before a colon."""
-    matches = [match for match in found if match is not None]
+    matches = [match for match in candidates if match is not None]
     if bold := [match for match in matches if match["bold"]]:
         return {_name(match) for match in bold}
     times = Counter(_name(match) for match in matches)

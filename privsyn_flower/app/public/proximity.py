@@ -216,7 +216,7 @@ def filter_pool(
     table = _all_scores(pool, models, scores, progress, claimed)
     kept = keep(table, thresholds)
     write_atomic(target, _lines(pool, table, kept))
-    return {**_figures(pool, table, kept), "thresholds": _told(thresholds, table)}
+    return {**_figures(pool, table, kept), "thresholds": _applied(thresholds, table)}
 
 
 def _all_scores(
@@ -269,18 +269,18 @@ def _place(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.npy"
 
 
-def _lines(pool: Pool, table: TextScores, kept: Bools) -> Iterator[bytes]:
+def _lines(pool: Pool, table: TextScores, selection: Bools) -> Iterator[bytes]:
     numbers = np.stack(table, axis=1)
-    for row, own, chosen in zip(pool.rows(), numbers.tolist(), kept.tolist(), strict=True):
+    for row, own, chosen in zip(pool.rows(), numbers.tolist(), selection.tolist(), strict=True):
         if chosen:
-            told = dict(zip(TextScores._fields, (round(value, 6) for value in own), strict=True))
-            yield f"{json.dumps({**row, **told}, ensure_ascii=False)}\n".encode()
+            scores = dict(zip(TextScores._fields, (round(value, 6) for value in own), strict=True))
+            yield f"{json.dumps({**row, **scores}, ensure_ascii=False)}\n".encode()
 
 
-def _figures(pool: Pool, table: TextScores, kept: Bools) -> dict[str, Any]:
+def _figures(pool: Pool, table: TextScores, selection: Bools) -> dict[str, Any]:
     """Texts and bytes of all and of what is kept, also by `pool.by`; mean scores of both."""
     texts, sizes = Counter[tuple[str, bool]](), Counter[tuple[str, bool]]()
-    for row, chosen in zip(pool.rows(), kept.tolist(), strict=True):
+    for row, chosen in zip(pool.rows(), selection.tolist(), strict=True):
         for group in {"", str(row.get(pool.by, "")) if pool.by else ""}:
             texts[group, chosen] += 1
             sizes[group, chosen] += len(str(row["text"]).encode())
@@ -293,28 +293,28 @@ def _figures(pool: Pool, table: TextScores, kept: Bools) -> dict[str, Any]:
             "bytes_of": sizes[group, True] + sizes[group, False],
         }
 
-    told = counts("")
+    figures = counts("")
     if groups := sorted({group for group, _ in texts} - {""}):
-        told["by"] = {group: counts(group) for group in groups}  # type: ignore[assignment]
+        figures["by"] = {group: counts(group) for group in groups}  # type: ignore[assignment]
     return {
-        **told,
+        **figures,
         "unscored": int(np.isnan(table.before).sum()),
-        "mean_before": _means(table.before, kept),
-        "mean_after": _means(table.after, kept),
+        "mean_before": _means(table.before, selection),
+        "mean_after": _means(table.after, selection),
     }
 
 
-def _means(scores: Any, kept: Bools) -> dict[str, float | None]:
+def _means(scores: Any, selection: Bools) -> dict[str, float | None]:
     """Nats of a token, over all texts that have a score and over those kept."""
 
     def mean(values: Any) -> float | None:
-        told = values[~np.isnan(values)]
-        return round(float(told.mean()), 6) if len(told) else None
+        known = values[~np.isnan(values)]
+        return round(float(known.mean()), 6) if len(known) else None
 
-    return {"of": mean(scores), "kept": mean(scores[kept])}
+    return {"of": mean(scores), "kept": mean(scores[selection])}
 
 
-def _told(thresholds: Thresholds, table: TextScores) -> dict[str, Any]:
+def _applied(thresholds: Thresholds, table: TextScores) -> dict[str, Any]:
     """The thresholds as they were applied."""
     return {
         "most_unknown": thresholds.most_unknown,

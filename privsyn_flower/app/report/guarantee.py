@@ -111,7 +111,7 @@ def guarantee_of(summary: Summary) -> Guarantee:
     """Of a finished run, or one that has begun. Raises ReportError for a summary that notes no
     claim."""
     claim = claim_of(summary)
-    return _unasked(summary) if claim is None else _asked(claim, summary)
+    return _of_baseline(summary) if claim is None else _of_queries(claim, summary)
 
 
 def curve(summary: Summary) -> list[tuple[float, float]]:
@@ -120,7 +120,7 @@ def curve(summary: Summary) -> list[tuple[float, float]]:
     return [(float(one), float(other)) for one, other in summary.get("privacy_curve") or ()]
 
 
-def _asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
+def _of_queries(claim: PrivacyStatement, summary: Summary) -> Guarantee:
     """Of a run that asked its users."""
     adding, users, points = sources(claim), summary.get("users"), curve(summary)
     trusted = claim.aggregation == "plain" or "aggregator" in adding
@@ -155,7 +155,7 @@ def _asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
     )
 
 
-def _unasked(summary: Summary) -> Guarantee:
+def _of_baseline(summary: Summary) -> Guarantee:
     """By the run's threat model. Unknown ones claim nothing."""
     trust = trust_of(summary)
     kind = "public" if trust == NO_QUERIES else "none"
@@ -187,7 +187,7 @@ def _releases(claim: PrivacyStatement, summary: Summary) -> str:
     """All that epsilon pays for, and how much of it there was."""
     kinds = [f"{claim.rounds} rounds"] if claim.rounds else []
     if claim.evaluations:
-        kinds.append(f"{_counted(claim.evaluations, 'evaluation')} of models on the nodes")
+        kinds.append(f"{_quantity(claim.evaluations, 'evaluation')} of models on the nodes")
     if claim.spare_rounds:
         kinds.insert(1, f"{claim.spare_rounds} spare")
     kinds += [f"{number} of {name!r}" for name, number, *_ in claim.others]
@@ -196,13 +196,13 @@ def _releases(claim: PrivacyStatement, summary: Summary) -> str:
     # without its release.
     if "rounds" in summary and not claim.rounds:
         was = "was" if claim.evaluations == 1 else "were"
-        done = f" ({_counted(claim.evaluations, 'evaluation')} {was} released)"
+        done = f" ({_quantity(claim.evaluations, 'evaluation')} {was} released)"
     elif "rounds" in summary and summary.get("rounds_planned", claim.rounds):
         done = f" ({summary['rounds']} rounds were released)"
     return f"All answers of all users in this one run: {', '.join(kinds)}{done}."
 
 
-def _counted(number: int, what: str) -> str:
+def _quantity(number: int, what: str) -> str:
     """A number of things, in words."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
@@ -239,7 +239,7 @@ def text_environment(*, lines: bool = True) -> Environment:
         "at_least": at_least,
         "at_most": at_most,
         "cell": lambda text: " ".join(text.split()).replace("|", "\\|"),
-        "counted": _counted,
+        "counted": _quantity,
         "delta_at_most": delta_at_most,
         "first_upper": lambda text: f"{text[:1].upper()}{text[1:]}",
         "g": lambda value: f"{value:g}",

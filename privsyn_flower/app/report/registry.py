@@ -33,7 +33,7 @@ HEAD = f"""\
 # The registry has not seen it. What begins with {BLANK} only whoever publishes the result
 # can say. {STATEMENT} in this folder is the run's own statement.
 """
-MADE: Mapping[Product, str] = {
+PRODUCT_NAMES: Mapping[Product, str] = {
     "Synthetic data": "Synthetic text",
     "Machine learning model": "A trained model",
     "Summary statistics": "Figures of given models",
@@ -43,8 +43,8 @@ MADE: Mapping[Product, str] = {
 
 def write_record(folder: Path, summary: Summary) -> None:
     """The record alone, atomically, with today's date."""
-    made = record(summary, datetime.now(UTC).date())
-    write_atomic(folder / FILE, f"{HEAD}{to_yaml(made)}".encode())
+    text = record(summary, datetime.now(UTC).date())
+    write_atomic(folder / FILE, f"{HEAD}{to_yaml(text)}".encode())
 
 
 def record(summary: Summary, day: date) -> dict[str, Any]:
@@ -83,16 +83,16 @@ def _basic(guarantee: Guarantee, summary: Summary, day: date) -> dict[str, Any]:
     simulated = ["A SIMULATION, not a deployment."] if guarantee.simulated else []
     asked = claim_of(summary) is not None
     sums = ["It is made of noisy sums of what users' devices answered."] if asked else []
-    made = [*guarantee.of("warnings"), *simulated, f"{MADE[product]}{how}.", *sums]
+    description = [*guarantee.of("warnings"), *simulated, f"{PRODUCT_NAMES[product]}{how}.", *sums]
     return {
-        "name": f"{MADE[product]}: {method}" if method else MADE[product],
+        "name": f"{PRODUCT_NAMES[product]}: {method}" if method else PRODUCT_NAMES[product],
         "data_curators": [
             {
                 "data_curator_name": f"{BLANK}: who publishes it; the type is a placeholder",
                 "data_curator_type": "Industry",
             }
         ],
-        "description": " ".join(made),
+        "description": " ".join(description),
         "intended_use": f"{BLANK}: what it is for.",
         "data_product_type": product,
         "data_product_region": f"{BLANK}: where the users are.",

@@ -37,17 +37,17 @@ def differing(summaries: Sequence[Summary]) -> list[str]:
             values = [(s.get(place, {}) if place else s).get(key) for s in summaries]
             found = {json.dumps(value, sort_keys=True) for value in values}
             if len(found) > 1:
-                lines.append(f"{key} differs: {_told_apart(key, found)}")
+                lines.append(f"{key} differs: {_distinct(key, found)}")
     due = sum("unfinished" in summary for summary in summaries)
     return [*lines, f"the benchmark of {due} is not finished"] if due else lines
 
 
-def _told_apart(key: str, found: set[str]) -> str:
+def _distinct(key: str, values: set[str]) -> str:
     """Values (JSON) that differ; of a data set in files, their names."""
     if key != "dataset":
-        return ", ".join(sorted(found))
-    names = {json.dumps(dataset_name(json.loads(one)), ensure_ascii=False) for one in found}
-    folders = "" if len(names) == len(found) else f" in {len(found)} places"
+        return ", ".join(sorted(values))
+    names = {json.dumps(dataset_name(json.loads(one)), ensure_ascii=False) for one in values}
+    folders = "" if len(names) == len(values) else f" in {len(values)} places"
     return f"{', '.join(sorted(names))}{folders}"
 
 
@@ -64,8 +64,8 @@ def report(summaries: Sequence[Summary]) -> str:
             rows = [list(shown), left]
             rows += [[cell(summary) for cell in shown.values()] for summary in own]
             lines = [f"| {' | '.join(row)} |" for row in rows]
-            told = [line for summary in own for line in _told(summary)]
-            blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if told else []), *told]))
+            items = [line for summary in own for line in _verdict_items(summary)]
+            blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if items else []), *items]))
     blocks += [curve_table(s, epsilon_of(s)) for s in summaries if "evaluation_curve" in s]
     blocks += [measured_table(s, epsilon_of(s)) for s in summaries if "measured" in s]
     blocks += [filter_table(s, epsilon_of(s)) for s in summaries if "proximity" in s]
@@ -78,7 +78,7 @@ def _known(column: str, summaries: Sequence[Summary]) -> bool:
     return column not in ("run", "seed") or any("run" in summary for summary in summaries)
 
 
-def _told(summary: Summary) -> list[str]:
+def _verdict_items(summary: Summary) -> list[str]:
     """The run's verdict as list items, the benchmark's part marked."""
     run = f"{plain(str(summary['run']))}, " if "run" in summary else ""
     who = f"{run}{summary['method']}, epsilon {epsilon_of(summary)}"
@@ -188,9 +188,9 @@ NOISE = "Intervals cover the noise of the releases, not the choice of users."
 TOGETHER = "Those of all {} models hold together, at 95 % (Bonferroni)."
 
 
-def interval_note(found: Mapping[str, Any]) -> str:
+def interval_note(estimates: Mapping[str, Any]) -> str:
     """What the intervals of models of one release are about."""
-    models = found.get("together", 0)  # a run of an earlier version has each at 95 %
+    models = estimates.get("together", 0)  # a run of an earlier version has each at 95 %
     return f"{NOISE} {TOGETHER.format(models)}" if models > 1 else NOISE
 
 
@@ -209,19 +209,19 @@ def curve_table(summary: Mapping[str, Any], epsilon: str) -> str:
 
 def measured_table(summary: Mapping[str, Any], epsilon: str) -> str:
     """Given models in one release, each beside the first."""
-    found = summary["measured"]
+    estimates = summary["measured"]
     title = f"**Models on users' text: {summary['method']}, epsilon {epsilon}**"
-    if "failed" in found:
-        return "\n".join([title, "", _line(found["failed"])])
-    return "\n".join([title, "", *table(measured_rows(found)), "", interval_note(found)])
+    if "failed" in estimates:
+        return "\n".join([title, "", _line(estimates["failed"])])
+    return "\n".join([title, "", *table(measured_rows(estimates)), "", interval_note(estimates)])
 
 
-def measured_rows(found: Mapping[str, Any]) -> list[list[str]]:
+def measured_rows(estimates: Mapping[str, Any]) -> list[list[str]]:
     """Heading, rule, and a row for each model."""
-    rows = [["model", "accuracy", f"gained over {found['against']}", "loss"]]
+    rows = [["model", "accuracy", f"gained over {estimates['against']}", "loss"]]
     rows.append(["---", *["---:"] * 3])
-    for name, own in found["models"].items():
-        gained = found["gained"].get(name, {}).get("accuracy_gained")
+    for name, own in estimates["models"].items():
+        gained = estimates["gained"].get(name, {}).get("accuracy_gained")
         over = interval(*gained, sign=True) if gained else "-"
         rows.append(
             [name, measured_interval(own, "accuracy"), over, measured_interval(own, "loss")]
@@ -240,9 +240,9 @@ def interval(value: float, low: float, high: float, *, sign: bool = False) -> st
     return f"{first} [{', '.join(ends)}]"
 
 
-def measured_interval(found: Mapping[str, Any], what: str) -> str:
+def measured_interval(figures: Mapping[str, Any], what: str) -> str:
     """Accuracy or loss of a model."""
-    return interval(*(found[key] for key in (what, f"{what}_low", f"{what}_high")))
+    return interval(*(figures[key] for key in (what, f"{what}_low", f"{what}_high")))
 
 
 def _figures(point: Mapping[str, Any]) -> list[str]:

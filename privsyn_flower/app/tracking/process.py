@@ -37,7 +37,7 @@ class Library(Protocol):
     def begin(
         self, run: str, name: str, facts: Mapping[str, Value], settings: Mapping[str, Value]
     ) -> None:
-        """A run begins, or goes on. run: its id. facts: of its promise."""
+        """A run begins, or goes on. run: its id. facts: of its privacy plan."""
 
     def log(self, group: str, values: Mapping[str, float], step: int) -> None:
         """Numbers, to be shown as group/NAME. step: rounds."""

@@ -1,7 +1,7 @@
 """What a tracker may be told of a run: public numbers under listed names, checked by type.
 
 Everything here may leave the machine for a service of somebody else's. So only finite numbers under
-the names below pass, a few words about the promise, and nothing else: no text, no array, no list by
+the names below pass, the privacy plan in brief, and nothing else: no text, no array, no list by
 node or user, and no figure of a benchmark, which epsilon does not cover.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 Number = bool | int | float
 Value = Number | str
 
-LONGEST = 2000  # characters of a statement; the short sentence about the promise has the most
+LONGEST = 2000  # characters of a statement; the short sentence about the privacy plan has the most
 
 WORDS = {  # of a run that begins, the only ones that are text
     "version": "of privsyn-flower",

@@ -14,7 +14,7 @@ from privsyn_flower.app.tracking.public import Value
 
 
 class TensorBoard:
-    """Scalars by round, and the promise and the settings as a page of text.
+    """Scalars by round, and the privacy plan and the settings as a page of text.
 
     Whatever a file has is on disk when a call returns; a resumed run adds another file.
     """

@@ -405,7 +405,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         question = topic_question(self.topics, BOUND, samples_cap=self.config.data.samples_per_user)
         figures, true = topic_feedback(question, shares, private)
         path = self.folder.path / "topics.png"
-        draw_topics(self.topics.keywords, shares, true, path, said=self.run.caption)
+        draw_topics(self.topics.keywords, shares, true, path, caption=self.run.caption)
         return figures, []
 
 

@@ -1,11 +1,11 @@
 """A training measured on the nodes while it goes on: accuracy against rounds.
 
 Figure 4 of Wu et al. 2024 ("Prompt public LLMs to synthesize data for private on-device
-applications"), whose points nobody paid for. Here each is a release of its own: it is in the
-promise before the first round, charged once, and noisy. It measures the model after a round beside
-the public start, in one answer of each user, so that what was gained has a narrower interval than
-the two accuracies. All users are asked, whoever's turn it is: the promise counts every evaluation
-for everybody, beside the rounds that a user takes part in.
+applications"), whose points are not accounted for. Here each is a release of its own: it is in the
+privacy plan before the first round, charged once, and noisy. It measures the model after a round
+beside the public start, in one answer of each user, so that what was gained has a narrower interval
+than the two accuracies. All users are queried, whoever is eligible: the privacy plan counts every
+evaluation for everybody, beside the rounds that a user takes part in.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ class Curve:
     ) -> Point:
         point = self._load(rnd)
         if point is None:
-            point = {"round": rnd, **self._asked(rnd, models, last)}
+            point = {"round": rnd, **self._query(rnd, models, last)}
             self.session.folder.save_value(_name(rnd), point)
         return point
 
-    def _asked(self, rnd: int, models: Mapping[str, Mapping[str, Any]], last: bool) -> Point:
+    def _query(self, rnd: int, models: Mapping[str, Mapping[str, Any]], last: bool) -> Point:
         try:
             found = evaluate(
                 models,
@@ -138,10 +138,10 @@ def gains(model: Estimate, start: Estimate) -> dict[str, list[float]]:
     }
 
 
-def facts(found: Mapping[str, Estimate]) -> dict[str, Any]:
+def facts(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
     """The figures of the final model's evaluation against the start, as the summary has them."""
-    estimates = {name: figures(estimate) for name, estimate in found.items()}
-    return {"estimates": estimates, **gains(found[FINAL], found[START])}
+    by_model = {name: figures(estimate) for name, estimate in estimates.items()}
+    return {"estimates": by_model, **gains(estimates[FINAL], estimates[START])}
 
 
 def _of_final(final: Mapping[str, Any]) -> Point:

@@ -9,7 +9,7 @@ from privsyn_flower.strategies.dp_fedavg.strategy import DPFedAvg
 
 
 class DPFedAvgRecipe(Training):
-    """The training, whose users may toss coins."""
+    """The training, with or without client-side Poisson sampling."""
 
     @classmethod
     def algorithm(cls, config: RunConfig) -> DPFedAvg:

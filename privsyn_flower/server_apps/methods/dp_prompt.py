@@ -109,7 +109,7 @@ class DPPromptRecipe(BaselineRecipe):
             claim = self.baseline(config)
             temperature = 2 * (high - low) / claim.each
             texts = paraphraser.paraphrase(
-                strategy, low=low, high=high, temperature=temperature, rng=self._coins()
+                strategy, low=low, high=high, temperature=temperature, rng=self._generator()
             )
         finally:
             paraphraser.close()
@@ -122,7 +122,7 @@ class DPPromptRecipe(BaselineRecipe):
         self.folder.save_value("dp-prompt", facts)
         return [LabelledText(line) for line in lines if line]
 
-    def _coins(self) -> np.random.Generator:
+    def _generator(self) -> np.random.Generator:
         """The draws are the mechanism: of the operating system's randomness unless for tests."""
         if self.config.simulation_seeded_noise:
             return seeded(self.config.seed, "dp-prompt")

@@ -125,11 +125,11 @@ class Evaluation(Recipe[Folders]):
         with self.run.clock("evaluation"):
             stored: dict[str, Any] | None = self.folder.load_value(MEASURED)
             if stored is None:
-                stored = self._asked(strategy)
+                stored = self._query(strategy)
                 self.folder.save_value(MEASURED, stored)
             self.measured = stored
 
-    def _asked(self, strategy: Folders) -> dict[str, Any]:
+    def _query(self, strategy: Folders) -> dict[str, Any]:
         """Every model's figures, and what it is better by than the first."""
         own = self.config[MeasureConfig]
         caps = Caps(
@@ -165,7 +165,7 @@ class Evaluation(Recipe[Folders]):
         }
         if rows:
             path = self.folder.path / PICTURE
-            draw_intervals(rows, "accuracy on users' text", path, said=self.run.caption)
+            draw_intervals(rows, "accuracy on users' text", path, caption=self.run.caption)
         return 0
 
     def figures(self, strategy: Folders) -> dict[str, Any]:

@@ -63,24 +63,24 @@ def sets_of(run: RunContext, start: Path, noise: Path | None) -> dict[str, Rows]
     if noise is not None:
         filtered(config, run.public, start, noise, by_noise, run.progress)
     pool = list(own_pool(config, run.public).rows())
-    others = None if noise is None else kept_rows(by_noise)
-    return {ALL: pool, **subsets(pool, kept_rows(folder), others, config.seed)}
+    others = None if noise is None else filtered_rows(by_noise)
+    return {ALL: pool, **subsets(pool, filtered_rows(folder), others, config.seed)}
 
 
-def kept_rows(folder: Path) -> Rows:
+def filtered_rows(folder: Path) -> Rows:
     """What the filter left in a folder."""
     with (folder / FILE).open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
-def subsets(pool: Rows, kept: Rows, by_noise: Rows | None, seed: int) -> dict[str, Rows]:
+def subsets(pool: Rows, selection: Rows, by_noise: Rows | None, seed: int) -> dict[str, Rows]:
     """The benchmark's rows -> the texts that each is trained on; none without texts.
 
-    kept, by_noise: what the trained model leaves of the pool, and one trained on noise alone.
+    selection, by_noise: what the trained model leaves of the pool, and one trained on noise alone.
     """
     draw = seeded(seed, "random subset of the filter's size")
-    drawn = sorted(draw.choice(len(pool), len(kept), replace=False).tolist())
-    found = {RANDOM: [pool[place] for place in drawn], NOISE: by_noise, FILTERED: kept}
+    drawn = sorted(draw.choice(len(pool), len(selection), replace=False).tolist())
+    found = {RANDOM: [pool[place] for place in drawn], NOISE: by_noise, FILTERED: selection}
     for name, rows in found.items():
         if rows is not None and not rows:
             logger.warning(
@@ -90,16 +90,16 @@ def subsets(pool: Rows, kept: Rows, by_noise: Rows | None, seed: int) -> dict[st
     return {name: rows for name, rows in found.items() if rows}
 
 
-def told_of(sets: Mapping[str, Rows]) -> dict[str, Any]:
+def text_counts(sets: Mapping[str, Rows]) -> dict[str, Any]:
     """How many texts each row is trained on and, where the pool has a minority, which share of
     them is the minority's: for summary.json."""
-    told: dict[str, Any] = {"texts": {name: len(rows) for name, rows in sets.items()}}
+    counts: dict[str, Any] = {"texts": {name: len(rows) for name, rows in sets.items()}}
     if any(SOURCE in row for rows in sets.values() for row in rows):
-        told["minority_share"] = {
+        counts["minority_share"] = {
             name: round(sum(row[SOURCE] == MINORITY for row in rows) / len(rows), 5)
             for name, rows in sets.items()
         }
-    return told
+    return counts
 
 
 def train_anew(

@@ -60,17 +60,17 @@ class Resampling:
             raise ConfigError(f"clusters of {len(pool)} synthetic texts: {error}") from None
         return keep_topics(self.folder.path, found)
 
-    def draw(self, name: str, kept: Kept, target: Path) -> Written:
+    def draw(self, name: str, artifact: Kept, target: Path) -> Written:
         """Texts of a generator's pool to `target`, to the shares of the clusters in `kept.topics`:
         the cluster is a text's topic. Raises ConfigError when none can be drawn."""
-        topics, samples = kept.topics, self.config.expand.samples
+        topics, samples = artifact.topics, self.config.expand.samples
         if topics is None:
             raise ValueError(f"{name}: there are no clusters to draw by")
-        pool = self.pool(name, kept.model)
+        pool = self.pool(name, artifact.model)
         clusters = topics.assign(self.models.embedder().embed(pool))
         rng = seeded(self.config.seed, SYNTHETIC, "resample")
         try:
-            places = resampled(clusters, kept.shares, samples, rng).tolist()
+            places = resampled(clusters, artifact.shares, samples, rng).tolist()
         except NoTopicLeft as error:
             raise ConfigError(str(error)) from None
         words = [list(own) for own in topics.keywords]

@@ -189,12 +189,12 @@ def tiny_models(config: RunConfig, kinds: set[str]) -> list[Task]:
     wanted = {kind for kind in kinds & set(RECIPES) if embedded(kind, _name(kind, config))}
     ways = {kind: way for kind in sorted(wanted) if (way := _way(kind, config))}
     trained = {kind for kind, way in ways.items() if way == "training"}
-    tasks = [_made(config, "tuning", kind) for kind in ways if kind not in trained]
+    tasks = [_training(config, "tuning", kind) for kind in ways if kind not in trained]
     # The others take its tokenizer or weights over.
     trained |= {"downstream"} if trained else set()
-    tasks += [_made(config, "training", kind) for kind in sorted(trained)]
+    tasks += [_training(config, "training", kind) for kind in sorted(trained)]
     if "downstream" in kinds and config.models.downstream == "lstm":
-        tasks.append(_made(config, "training", "lstm"))
+        tasks.append(_training(config, "training", "lstm"))
     return tasks
 
 
@@ -203,7 +203,7 @@ def lstms_anew(config: RunConfig) -> list[Task]:
     options = config.evaluation
     if not (config.benchmark and config.proximity.filter and config.models.downstream == "lstm"):
         return []
-    one, what = _made(config, "training", "lstm"), "training the LSTM anew on what was kept"
+    one, what = _training(config, "training", "lstm"), "training the LSTM anew on what was kept"
     times = 2 + options.compares("noise")
     return [replace(one, stage="benchmark", what=what, times=times, cap=0.0)]
 
@@ -224,7 +224,7 @@ def _name(kind: str, config: RunConfig) -> str:
     return str(getattr(config.models, kind))
 
 
-def _made(config: RunConfig, way: str, kind: str) -> Task:
+def _training(config: RunConfig, way: str, kind: str) -> Task:
     models, length = config.models, LSTM_LONGEST
     if kind == "lstm":
         steps, tokens = models.train_steps or LSTM_STEPS, models.lstm_batch_words

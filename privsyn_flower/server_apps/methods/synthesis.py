@@ -227,7 +227,7 @@ class Writing(Recipe[T]):
             )
             draw_benchmark(
                 found.summary, found.candidates, found.held_out, self.folder.path,
-                said=self.run.caption,
+                caption=self.run.caption,
             )  # fmt: skip
         return found.summary
 

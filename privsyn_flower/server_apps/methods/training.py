@@ -1,4 +1,4 @@
-"""What the trainings share in a run: a model trained on the nodes, from a public start.
+"""What the training methods share in a run: a model trained on the nodes, from a public start.
 
 There is no synthetic text: the result is a model, `model/` in the run folder.
 """
@@ -36,7 +36,7 @@ from privsyn_flower.server_apps.methods.from_scratch import (
     ANEW,
     planned,
     sets_of,
-    told_of,
+    text_counts,
     train_anew,
 )
 from privsyn_flower.server_apps.methods.proximity import (
@@ -84,7 +84,7 @@ class Updating(ABC):
 
 
 class Training(Updating, Recipe[TrainingStrategy]):
-    """Both trainings: they differ in their noise, and in whose turn it is.
+    """Both training methods: they differ in their noise and in who is eligible.
 
     downstream, start: the base, and the base tuned on public text, where the training begins.
     model: the trained one. curve: what is measured on the nodes between the rounds. proximity: the
@@ -267,7 +267,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
     def result(self, strategy: TrainingStrategy) -> int:
         self.model = export_model(self.start, strategy.parameters(), self.folder.path / "model")
         path = self.folder.path / "evaluation_curve.png"
-        draw_curve(**drawable(self._points()), path=path, said=self.run.caption)
+        draw_curve(**drawable(self._points()), path=path, caption=self.run.caption)
         self.proximity = filtered_pool(self.run, self.start, self.model)
         return 0
 
@@ -313,7 +313,9 @@ class Training(Updating, Recipe[TrainingStrategy]):
                 work=self.run.work(),
                 keep=self.folder.path,
             )
-            draw_benchmark({**found, **told}, [], NO_ROWS, self.folder.path, said=self.run.caption)
+            draw_benchmark(
+                {**found, **told}, [], NO_ROWS, self.folder.path, caption=self.run.caption
+            )
         return {**found, **told}
 
     def _anew(self, noise: Path | None, steps: Steps) -> tuple[dict[str, Any], dict[str, Path]]:
@@ -327,7 +329,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
                     models[name] = train_anew(
                         self.config, self.start, sets[name], folder / name, self.run.progress
                     )
-        return {"proximity": told_of(sets)}, models
+        return {"proximity": text_counts(sets)}, models
 
     def _control(self) -> Path:
         """The same training on pure noise of the same variance: what the updates are worth."""

@@ -49,7 +49,7 @@ def test_every_request_is_answered_and_says_its_sampling(canned: Start, tmp_path
     with asker(server, tmp_path) as ask:
         found = texts(ask.ask(requests(20)))
     assert found == {i: f"echo: text {i}" for i in range(20)}
-    assert ask.counts == Counts(asked=20, prompt_tokens=40, tokens=60)
+    assert ask.counts == Counts(sent=20, prompt_tokens=40, tokens=60)
     bodies = server.stats()["asked"]
     assert {(b["temperature"], b["top_k"], b["max_tokens"], b["n"]) for b in bodies} == {
         (0.2, 40, 8, 1)
@@ -97,7 +97,7 @@ def test_equal_requests_are_asked_once(canned: Start, tmp_path: Path) -> None:
         found = texts(ask.ask(many))
     assert found == {i: f"echo: text {i % 3}" for i in range(30)}
     assert sorted(server.prompts()) == ["text 0", "text 1", "text 2"]
-    assert (ask.counts.asked, ask.counts.cached) == (3, 27)
+    assert (ask.counts.sent, ask.counts.cached) == (3, 27)
 
 
 # Chains
@@ -115,7 +115,7 @@ def test_chains_end_soon_after_they_began(tmp_path: Path, concurrency: int) -> N
             left[root] += 1 + 3 + 9 - 1 if not rest else -1
             open_at_once = max(open_at_once, sum(count > 0 for count in left.values()))
     assert set(left.values()) == {0}
-    assert ask.counts.asked == 40 * (1 + 3 + 9)
+    assert ask.counts.sent == 40 * (1 + 3 + 9)
     assert open_at_once <= 2 * concurrency + 1
 
 
@@ -168,7 +168,7 @@ def test_an_answer_belongs_to_its_model_sampling_and_prompt(
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         with Asker(model, tmp_path, name=name, **sampling, concurrency=2) as ask:
             list(ask.ask([Request(prompt, max_tokens)]))
-        return ask.counts.asked
+        return ask.counts.sent
 
     assert asked() == 1
     assert asked() == 0
@@ -210,7 +210,7 @@ def test_killed_at_any_moment_it_asks_nothing_twice_that_it_gave_out(
     asked = Counter(server.prompts())
     # What was on its way at the kill, and nothing else, was asked again.
     assert sum(asked[f"text {i}"] - 1 for i in range(150)) <= 4
-    assert len(server.prompts()) == before + ask.counts.asked
+    assert len(server.prompts()) == before + ask.counts.sent
 
 
 def test_a_file_that_is_no_store(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_two_askers_share_a_folder(tmp_path: Path) -> None:
     two = Asker(Model(), tmp_path, name="m", temperature=1.0, concurrency=2)
     for pair in zip(one.ask(requests(50)), two.ask(requests(50)), strict=True):
         assert all(answer.text for answer in pair)
-    assert one.counts.asked + two.counts.asked >= 50
+    assert one.counts.sent + two.counts.sent >= 50
     one.close()
     two.close()
     with sqlite3.connect(tmp_path / FILE) as database:
@@ -271,7 +271,7 @@ def test_a_language_model_of_transformers(causal_folder: Path, tmp_path: Path) -
         options: dict[str, Any] = {"name": "m", "temperature": 0.5, "top_k": 40}
         with Asker(model, tmp_path / folder, **options, concurrency=concurrency) as ask:
             found = texts(ask.ask(many))
-        assert ask.counts.asked == len(many)
+        assert ask.counts.sent == len(many)
         assert 0 < ask.counts.tokens <= 8 * len(many)
         return found
 

@@ -75,7 +75,7 @@ def test_one_request_that_fails_for_good_does_not_end_the_job(
         with asker(server, tmp_path, timeout=0.2, retries=1) as ask:
             found = texts(ask.ask(requests(12)))
         assert found == {i: None if i == 5 else f"echo: text {i}" for i in range(12)}
-        assert (ask.counts.asked, ask.counts.cached, ask.counts.failed) == (11 - given, given, 1)
+        assert (ask.counts.sent, ask.counts.cached, ask.counts.failed) == (11 - given, given, 1)
     server.kill()
     healthy = canned()
     with asker(healthy, tmp_path) as ask:

@@ -187,7 +187,7 @@ def test_a_policy_forbids_the_network(tmp_path: Path) -> None:
 
 
 def test_a_page_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned, "COUNTED", 3000)
+    monkeypatch.setattr(learned, "COUNT_LIMIT", 3000)
     texts = [{"text": f"word{n} " + "long " * 2000} for n in range(5000)]
     folder = run_folder(tmp_path / "run", texts=texts)
     write_jsonl(folder / "metrics.jsonl", metrics(1200))

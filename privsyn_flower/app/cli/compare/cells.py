@@ -37,7 +37,7 @@ PLACES = ("run-folder", "cache", "assets")  # where things lie: no part of what 
 MODELS = ("embedder", "infiller", "generator", "downstream")
 TOPICS = ("embedder", "conditional", "downstream")  # of CTCL
 NOTE = "cell.json"  # in a run folder: the cell that it was started for
-ASKED = "cell.toml"  # and the file that it was started with
+CELL_CONFIG = "cell.toml"  # and the file that it was started with
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Cell:
     config: RunConfig | None
     error: str
     folder: Path
-    kept: Path | None
+    store: Path | None
 
     @property
     def name(self) -> str:
@@ -116,9 +116,9 @@ def cells_of(
         raise ConfigError(
             f"--set {', '.join(sorted(twice))}: the grid varies that itself; change {path}"
         )
-    kept = path.parent / grid.kept if grid.kept else None
+    store = path.parent / grid.kept if grid.kept else None
     found = [
-        _cell(grid, method, point, seed, path.parent / method.config, out, kept, given)
+        _cell(grid, method, point, seed, path.parent / method.config, out, store, given)
         for method in grid.methods
         for point in grid.points(method)
         for seed in method.seeds or grid.seeds
@@ -134,7 +134,7 @@ def _cell(
     seed: int,
     base: Path,
     out: Path,
-    kept: Path | None,
+    store: Path | None,
     given: dict[str, Scalar],
 ) -> Cell:
     """One cell with its configuration, or with what is wrong about it."""
@@ -147,8 +147,8 @@ def _cell(
         folder = (out / "runs" / f"{name}-{digest(config)[:8]}").absolute()
     # ConfigError, noise that no calibration reaches, and folders that are no models
     except (ValueError, FileNotFoundError) as error:
-        return Cell(method, point, seed, None, str(error), out / "runs" / name, kept)
-    return Cell(method, point, seed, config, "", folder, kept)
+        return Cell(method, point, seed, None, str(error), out / "runs" / name, store)
+    return Cell(method, point, seed, config, "", folder, store)
 
 
 def price(config: RunConfig) -> str:
@@ -158,8 +158,8 @@ def price(config: RunConfig) -> str:
 
     if not recipe_of(config).phases(config):
         return "asks no user anything"
-    said = statement(config)
-    return f"epsilon {at_most(said.epsilon)}, noise multiplier {said.noise_multiplier:.4g}"
+    plan = statement(config)
+    return f"epsilon {at_most(plan.epsilon)}, noise multiplier {plan.noise_multiplier:.4g}"
 
 
 def digest(config: RunConfig) -> str:
@@ -203,9 +203,9 @@ def look(cell: Cell) -> Outcome:
     if cell.config is None:
         return Outcome(cell, None, f"refused: {cell.error}", blocked=True)
     found = _of_run(cell, cell.config)
-    if found.summary is None and cell.kept is not None:
-        kept = _of_kept(cell, cell.config, cell.kept / f"{cell.name}.json")
-        return kept if kept.summary is not None or not found.reason else found
+    if found.summary is None and cell.store is not None:
+        stored = _of_store(cell, cell.config, cell.store / f"{cell.name}.json")
+        return stored if stored.summary is not None or not found.reason else found
     return found
 
 
@@ -235,7 +235,7 @@ def _of_run(cell: Cell, config: RunConfig) -> Outcome:
     return Outcome(cell, summary, folder=cell.folder)
 
 
-def _of_kept(cell: Cell, config: RunConfig, path: Path) -> Outcome:
+def _of_store(cell: Cell, config: RunConfig, path: Path) -> Outcome:
     if not path.exists():
         return Outcome(cell, None)
     stored = _stored(path.with_suffix(".toml"))
@@ -287,8 +287,8 @@ def keep(outcomes: Sequence[Outcome]) -> None:
     """
     for outcome in outcomes:
         cell = outcome.cell
-        if outcome.folder and outcome.summary and cell.kept and cell.config:
-            place = cell.kept / f"{cell.name}.json"
+        if outcome.folder and outcome.summary and cell.store and cell.config:
+            place = cell.store / f"{cell.name}.json"
             anywhere = {"run_folder": "", "cache": "", "assets": ""}
             text = to_toml(cell.config.model_copy(update=anywhere))
             write_atomic(place.with_suffix(".toml"), text.encode())
@@ -302,5 +302,5 @@ def begin(cell: Cell) -> Path:
     cell.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_json(cell.folder / NOTE, cell.note())
     config = cell.config.model_copy(update={"run_folder": str(cell.folder)})
-    write_atomic(cell.folder / ASKED, to_toml(config).encode())
-    return cell.folder / ASKED
+    write_atomic(cell.folder / CELL_CONFIG, to_toml(config).encode())
+    return cell.folder / CELL_CONFIG

@@ -21,7 +21,7 @@ from privsyn_flower.app.cli.compare.cells import Cell, Outcome, begin, cells_of,
 from privsyn_flower.app.cli.compare.details import details
 from privsyn_flower.app.cli.compare.estimates import (
     Difference,
-    Kept,
+    StoredPairs,
     completed,
     differences,
     keep_pairs,
@@ -161,17 +161,17 @@ def compare_command(
     # Its runs show private text (`benchmark`): the owner alone may look.
     private_folder(folder)
     with locked(folder / ".lock"):
-        kept = load_pairs(place(grid, path))
+        stored = load_pairs(place(grid, path))
         outcomes = [look(cell) for cell in cells]
         try:
             if run:
                 outcomes = _run(outcomes, folder, jobs, program)
         except KeyboardInterrupt:
-            write(grid, [look(cell) for cell in cells], folder, kept=kept)
+            write(grid, [look(cell) for cell in cells], folder, stored=stored)
             raise
         keep(outcomes)
-        found = write(grid, outcomes, folder, f"privsyn compare {path}", kept)
-        keep_pairs(found, kept, place(grid, path))
+        pairs = write(grid, outcomes, folder, f"privsyn compare {path}", stored)
+        keep_pairs(pairs, stored, place(grid, path))
     return folder, outcomes
 
 
@@ -191,25 +191,25 @@ def write(
     outcomes: Sequence[Outcome],
     folder: Path,
     made_by: str = "privsyn compare",
-    kept: Kept | None = None,
+    stored: StoredPairs | None = None,
 ) -> list[Difference]:
     """table.md, table.csv, differences.csv, runs.csv, methods/NAME.md and the pictures; the
-    differences that are in them. kept: intervals of runs whose users' figures are not here."""
+    differences that are in them. stored: intervals of runs whose users' figures are not here."""
     lines = lines_of(grid, outcomes)
-    found = completed(differences(grid, lines), kept or {})
-    pictures = draw(grid, lines, found, folder)
-    page = markdown(grid, lines, found, outcomes)
+    pairs = completed(differences(grid, lines), stored or {})
+    pictures = draw(grid, lines, pairs, folder)
+    page = markdown(grid, lines, pairs, outcomes)
     page += "".join(f"\n![{picture.stem}]({picture.name})\n" for picture in pictures)
     files = {
         TABLE: page,
         "table.csv": table_csv(lines),
-        "differences.csv": differences_csv(found),
+        "differences.csv": differences_csv(pairs),
         "runs.csv": runs_csv(outcomes),
     }
     files |= {f"methods/{m.name}.md": f"{details(m, lines, made_by)}\n" for m in grid.methods}
     for name, text in files.items():
         write_atomic(folder / name, text.encode())
-    return found
+    return pairs
 
 
 def listed(

@@ -212,14 +212,14 @@ def _strangers(line: Line, one: Outcome, other: Line, two: Outcome, measure: str
     return mine is not None and theirs is not None and mine[0] != theirs[0]
 
 
-def crossings(grid: GridConfig, found: Sequence[Difference]) -> Iterator[str]:
+def crossings(grid: GridConfig, pairs: Sequence[Difference]) -> Iterator[str]:
     """For every axis of numbers: where a method's accuracy and the other's change places."""
     for axis in grid.axes:
         scale = numeric(grid, axis)
         if scale is None:
             continue
         groups: dict[tuple[str, ...], list[Difference]] = {}
-        for one in found:
+        for one in pairs:
             if one.measure == "accuracy":
                 rest = [f"{key} {value}" for key, value in one.point.items() if key != axis]
                 groups.setdefault((one.method.name, *rest), []).append(one)
@@ -234,7 +234,7 @@ def crossings(grid: GridConfig, found: Sequence[Difference]) -> Iterator[str]:
 def _course(own: Sequence[Difference], axis: str) -> str:
     """One sentence about the signs of differences in the order of an axis."""
     words = {1: "ahead", 0: "not told apart", -1: "behind"}
-    told = ", ".join(f"{words[one.sign]} at {one.point[axis]}" for one in own)
+    course = ", ".join(f"{words[one.sign]} at {one.point[axis]}" for one in own)
     signs = [(one.sign, one.point[axis]) for one in own if one.sign]
     turns = [
         f"between {before} and {after}"
@@ -245,7 +245,7 @@ def _course(own: Sequence[Difference], axis: str) -> str:
         cross = "they cannot be told apart on this grid"
     else:
         cross = f"they cross {' and '.join(turns)}" if turns else "they do not cross on this grid"
-    return f"{cross} (the first is {told})"
+    return f"{cross} (the first is {course})"
 
 
 def numeric(grid: GridConfig, axis: str) -> dict[str, float] | None:
@@ -303,7 +303,7 @@ def by_trust(lines: Sequence[Line]) -> Mapping[str, list[Line]]:
     return found
 
 
-Kept = Mapping[str, Mapping[str, Any]]
+StoredPairs = Mapping[str, Mapping[str, Any]]
 
 
 def place(grid: GridConfig, path: Path) -> Path | None:
@@ -311,7 +311,7 @@ def place(grid: GridConfig, path: Path) -> Path | None:
     return path.parent / grid.kept / f"{path.stem}.pairs.json" if grid.kept else None
 
 
-def load_pairs(file: Path | None) -> Kept:
+def load_pairs(file: Path | None) -> StoredPairs:
     """Difference -> its runs' figures and its interval. Raises ValueError for a damaged file."""
     if file is None or not file.exists():
         return {}
@@ -324,20 +324,20 @@ def load_pairs(file: Path | None) -> Kept:
     return found
 
 
-def keep_pairs(found: Sequence[Difference], kept: Kept, file: Path | None) -> None:
+def keep_pairs(pairs: Sequence[Difference], stored: StoredPairs, file: Path | None) -> None:
     """Write what is known of intervals; what was kept of differences that are not here stays."""
-    told = dict(kept) | {
+    entries = dict(stored) | {
         name(one): {"figures": one.figures, "users": one.estimate.users}
-        for one in found
+        for one in pairs
         if one.estimate.users is not None
     }
-    if file is not None and told != kept:
-        write_json(file, told)
+    if file is not None and entries != stored:
+        write_json(file, entries)
 
 
-def completed(found: Sequence[Difference], kept: Kept) -> list[Difference]:
+def completed(pairs: Sequence[Difference], stored: StoredPairs) -> list[Difference]:
     """Differences without an interval over users have the kept one, if it is of the same runs."""
-    return [_completed(one, kept.get(name(one), {})) for one in found]
+    return [_completed(one, stored.get(name(one), {})) for one in pairs]
 
 
 def _completed(one: Difference, entry: Mapping[str, Any]) -> Difference:

@@ -39,17 +39,17 @@ COSTS = (
 
 
 def draw(
-    grid: GridConfig, lines: Sequence[Line], found: Sequence[Difference], folder: Path
+    grid: GridConfig, lines: Sequence[Line], differences: Sequence[Difference], folder: Path
 ) -> list[Path]:
     """accuracy-AXIS.png for every axis (accuracy.png for none) and cost.png; the files written.
 
-    found: the differences between the lines' methods.
+    differences: those between the lines' methods.
     """
     figures = {line: own for line in lines if (own := estimate(line, "accuracy")) is not None}
     if not figures:
         return []
     axes = [axis for axis, values in grid.axes.items() if len(values) > 1]
-    pairs = [one for one in found if one.measure == "accuracy"]
+    pairs = [one for one in differences if one.measure == "accuracy"]
     written = [
         path
         for axis in axes or [""]
@@ -154,15 +154,15 @@ def _curve(
     grid: GridConfig,
     own: Sequence[Line],
     xs: Sequence[float],
-    found: Sequence[Estimate],
+    estimates: Sequence[Estimate],
 ) -> None:
     """One method's points with bars, or a reference of public or private text in grey."""
     style = _style(grid, own[0])
-    ys = [estimate_.value for estimate_ in found]
+    ys = [estimate_.value for estimate_ in estimates]
     if own[0].reference:
         panel.plot(xs, ys, markersize=4, linewidth=1.2, **style)
         return
-    bars = [[y - low, high - y] for y, (low, high) in zip(ys, map(_bars, found), strict=True)]
+    bars = [[y - low, high - y] for y, (low, high) in zip(ys, map(_bars, estimates), strict=True)]
     panel.errorbar(
         xs, ys, yerr=list(zip(*bars, strict=True)), capsize=3, markersize=5, linewidth=1.4, **style
     )
@@ -213,7 +213,7 @@ def _style(grid: GridConfig, line: Line) -> dict[str, Any]:
         "marker": MARKERS[rank % len(MARKERS)],
         "linestyle": "--" if trusted else "-",
         "markerfacecolor": "white" if trusted else None,
-        "label": _said(line),
+        "label": _legend_name(line),
     }
 
 
@@ -233,7 +233,7 @@ def _tick(axis: str, name: str) -> str:
 
 def _panels(count: int, lines: Sequence[Line], rows: int = 1) -> tuple[Any, Any]:
     """A figure with panels beside each other, and room for the legend to their right."""
-    legend = 0.9 + 0.065 * max(len(str(_said(line))) for line in lines)
+    legend = 0.9 + 0.065 * max(len(str(_legend_name(line))) for line in lines)
     size = (4.3 * count + legend, 4.2 + 2.0 * (rows - 1))
     heights = [2.0, 1.0][:rows]
     found: tuple[Any, Any] = pyplot().subplots(
@@ -242,10 +242,10 @@ def _panels(count: int, lines: Sequence[Line], rows: int = 1) -> tuple[Any, Any]
     return found
 
 
-def _said(line: Line) -> str:
+def _legend_name(line: Line) -> str:
     """A line's name in the legend."""
-    said = plain(line.title)
-    return f"{said} (trusted aggregator)" if line.trust == TRUSTED else said
+    title = plain(line.title)
+    return f"{title} (trusted aggregator)" if line.trust == TRUSTED else title
 
 
 def plain(text: str) -> str:

@@ -56,7 +56,7 @@ COSTS = {  # of a run, in runs.csv: column -> its place in the summary
     "server_wall_seconds": ("benchmark", "costs", "server_wall_seconds"),
     "wall_seconds": ("wall_seconds",),
 }  # fmt: skip
-SAID = (
+SUMMARY_KEYS = (
     "users", "rounds", "rounds_planned", "epsilon", "delta", "noise_multiplier", "accountant",
     "unit", "adjacency", "threat_model", "synthetic_samples",
 )  # fmt: skip
@@ -65,12 +65,12 @@ SAID = (
 def markdown(
     grid: GridConfig,
     lines: Sequence[Line],
-    found: Sequence[Difference],
+    differences: Sequence[Difference],
     outcomes: Sequence[Outcome],
 ) -> str:
     """The whole page: figures by trust, differences, costs and the meaning of epsilon, gaps."""
     parts = [f"# {escaped(grid.title)}"] if grid.title else []
-    parts += measured(grid, lines, found)
+    parts += measured(grid, lines, differences)
     parts += ["## What epsilon means, and what it cost", *_costs(lines)]
     if len(grid.methods) == 1 and len(lines) > 1 and any(line.values("loss") for line in lines):
         parts.append(_lowest(lines))
@@ -88,7 +88,9 @@ def markdown(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def measured(grid: GridConfig, lines: Sequence[Line], found: Sequence[Difference]) -> list[str]:
+def measured(
+    grid: GridConfig, lines: Sequence[Line], differences: Sequence[Difference]
+) -> list[str]:
     """Its first part, in paragraphs: every measure by trust, the differences, the crossings."""
     measures = [m for m in MEASURES if any(line.values(m) for line in lines)]
     estimates = {(line, m): own for line in lines for m in measures if (own := estimate(line, m))}
@@ -100,10 +102,10 @@ def measured(grid: GridConfig, lines: Sequence[Line], found: Sequence[Difference
         groups = by_trust(lines)
         for trust in sorted(groups, key=_rank):
             parts += [f"**{trust}**", "\n".join(_figures(grid, groups[trust], measure, estimates))]
-    if found:
-        against = escaped(found[0].against.title)
-        parts += [f"## minus {against}", _paired(), "\n".join(_gains(found))]
-        parts += ["\n".join(f"- {escaped(line)}" for line in crossings(grid, found))]
+    if differences:
+        against = escaped(differences[0].against.title)
+        parts += [f"## minus {against}", _paired(), "\n".join(_gains(differences))]
+        parts += ["\n".join(f"- {escaped(line)}" for line in crossings(grid, differences))]
     return parts
 
 
@@ -155,10 +157,10 @@ def _paired() -> str:
     )
 
 
-def _gains(found: Sequence[Difference]) -> list[str]:
-    measures = [m for m in MEASURES if any(one.measure == m for one in found)]
+def _gains(differences: Sequence[Difference]) -> list[str]:
+    measures = [m for m in MEASURES if any(one.measure == m for one in differences)]
     rows: dict[str, dict[str, str]] = {}
-    for one in found:
+    for one in differences:
         title = escaped(", ".join([one.method.title, *map(" ".join, one.point.items())]))
         title += "" if one.alike else " (another trust: no rival)"
         own, digits = one.estimate, 4
@@ -246,14 +248,14 @@ def table_csv(lines: Sequence[Line]) -> str:
     )  # fmt: skip
 
 
-def differences_csv(found: Sequence[Difference]) -> str:
+def differences_csv(differences: Sequence[Difference]) -> str:
     """One row for each paired difference."""
     return _csv(
         {
             "method": one.method.name, "minus": one.against.name, **one.point,
             "measure": one.measure, **_columns(one.estimate),
         }
-        for one in found
+        for one in differences
     )  # fmt: skip
 
 
@@ -270,7 +272,7 @@ def runs_csv(outcomes: Sequence[Outcome]) -> str:
             row[measure] = run.benchmark.get(measure, {}).get(run.result, "")
             bounds = run.benchmark.get(f"{measure}_interval", {}).get(run.result, ("", ""))
             row[f"{measure}_low"], row[f"{measure}_high"] = bounds
-        row |= {key: summary.get(key, "") for key in SAID}
+        row |= {key: summary.get(key, "") for key in SUMMARY_KEYS}
         if run.summary and row["epsilon"] is None:  # JSON has no infinity
             row["epsilon"] = math.inf
         row |= {name: _at(summary, place) for name, place in COSTS.items()}

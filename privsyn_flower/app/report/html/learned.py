@@ -21,7 +21,7 @@ REPEATS = "No privacy: these texts may repeat the users' own, word for word. Pas
 SHOWN = 600  # texts on the page
 SHOWN_SEEDS = 12  # of most votes
 LONGEST = 1200  # characters of a text that are shown
-COUNTED = 20_000  # texts whose lengths and topics are counted
+COUNT_LIMIT = 20_000  # texts whose lengths and topics are counted
 GROUPS = 20  # of the largest that are drawn
 BINS = 16  # of the histogram of lengths
 WORDS = 24  # frequent ones, of texts without topics
@@ -44,7 +44,7 @@ def learned(run: RunFolder) -> Context:
 
 def _texts(run: RunFolder, total: int) -> Context:
     """The browser of texts, and what they are like."""
-    rows = run.texts(COUNTED)
+    rows = run.texts(COUNT_LIMIT)
     shown = [rows[n * len(rows) // SHOWN] for n in range(SHOWN)] if len(rows) > SHOWN else rows
     groups = Counter(name for name in map(_group, rows) if name)
     what = "topic" if any("topic" in row for row in rows) else "class"

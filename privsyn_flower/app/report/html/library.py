@@ -34,7 +34,7 @@ def library() -> str:
         return ""
     versions = installed()
     digest = DIGESTS.get(versions)
-    found = _kept(digest, versions[1]) if digest else bundled(versions[1])
+    found = _cached(digest, versions[1]) if digest else bundled(versions[1])
     # Nothing in it may end the element that it stands in.
     lowered = found.lower()
     if any(mark in lowered for mark in ("</script", "<script", "<!--")):
@@ -63,7 +63,7 @@ def bundled(vega_lite: str) -> str:
         return ""
 
 
-def _kept(digest: str, vega_lite: str) -> str:
+def _cached(digest: str, vega_lite: str) -> str:
     """The script with this digest, kept in the cache folder where that can be written to."""
     path = cache_home() / "privsyn-flower" / "charts" / f"{digest}.js"
     with contextlib.suppress(OSError):

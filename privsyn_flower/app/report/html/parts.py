@@ -22,7 +22,7 @@ _CAUSE = re.compile(r"(\d nodes failed): .*? \([^\n]*?/node\.log\)")
 logger = logging.getLogger("privsyn_flower")
 
 NOTHING = "no privacy claim"
-PROMISED = {  # of a run without a result, by what it promised
+UNCLAIMED_REASONS = {  # of a run without a result, by the key of its privacy plan
     "simulation_seeded": "the noise comes from the run's seed",
     "private_selection": "checkpoints are chosen by private text, which epsilon does not cover",
 }
@@ -55,7 +55,7 @@ def section(id_: str, title: str, macro: str, context: Callable[[], Context]) ->
 
 
 def claim(run: RunFolder) -> Mapping[str, Any]:
-    """What the run claims: of its summary, else of what it promised before it asked anybody."""
+    """What the run claims: of its summary, else of its privacy plan."""
     if run.summary is not None:
         return run.summary
     return run.invariants
@@ -67,20 +67,20 @@ def why_failed(run: RunFolder) -> str:
     return without_places(_CAUSE.sub(r"\1 (see node.log)", run.error))
 
 
-def why_unclaimed(found: Mapping[str, Any]) -> str:
-    """Why a run claims no privacy; "" of one that does. found: its `claim`."""
-    if "threat_model" in found:
-        return str(found["threat_model"]) if trust_of(found) == NONE else ""
-    return next((why for key, why in PROMISED.items() if found.get(key) is True), "")
+def why_unclaimed(statement: Mapping[str, Any]) -> str:
+    """Why a run claims no privacy; "" of one that does. statement: its `claim`."""
+    if "threat_model" in statement:
+        return str(statement["threat_model"]) if trust_of(statement) == NONE else ""
+    return next((why for key, why in UNCLAIMED_REASONS.items() if statement.get(key) is True), "")
 
 
-def epsilon(found: Mapping[str, Any]) -> str:
+def epsilon(statement: Mapping[str, Any]) -> str:
     """Rounded up, in words: null in JSON is no bound at all."""
-    if why_unclaimed(found):
+    if why_unclaimed(statement):
         return "not claimed"
-    if "epsilon" not in found:
+    if "epsilon" not in statement:
         return "not said"
-    value = found["epsilon"]
+    value = statement["epsilon"]
     return "infinity" if value is None else rounded_up(value)
 
 
@@ -89,22 +89,22 @@ def rounded_up(value: object) -> str:
     return at_most(float(value)) if is_number(value) else number(value)
 
 
-def delta(found: Mapping[str, Any]) -> str | None:
+def delta(statement: Mapping[str, Any]) -> str | None:
     """Rounded up; None where there is none."""
-    if why_unclaimed(found) or "delta" not in found:
+    if why_unclaimed(statement) or "delta" not in statement:
         return None
-    value = found["delta"]
+    value = statement["delta"]
     return delta_at_most(value) if is_number(value) else number(value)
 
 
 def guarantee(run: RunFolder) -> str:
     """The few words that go with a figure."""
-    found = claim(run)
-    if why_unclaimed(found):
+    statement = claim(run)
+    if why_unclaimed(statement):
         return NOTHING
-    at = delta(found)
+    at = delta(statement)
     beside = f", \u03b4\u00a0=\u00a0{at}" if at is not None else ""
-    return f"\u03b5\u00a0=\u00a0{epsilon(found)}{beside}"
+    return f"\u03b5\u00a0=\u00a0{epsilon(statement)}{beside}"
 
 
 def axis_name(text: str, most: int = 60) -> str:

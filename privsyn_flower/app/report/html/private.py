@@ -55,7 +55,7 @@ def private(run: RunFolder) -> Context:
 
 
 def short_claim(run: RunFolder) -> str:
-    """What epsilon means, and against whom; of a run without a result, as it was promised."""
+    """What epsilon means, and against whom; of a run without a result, as planned."""
     summary = run.summary or {}
     if told := summary.get("privacy_short") or summary.get("privacy"):
         return str(told)
@@ -197,7 +197,7 @@ def _charges(run: RunFolder, ledger: LedgerView) -> Table:
 
 
 def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Table) -> Figure:
-    """Epsilon against rounds, below the whole that was promised."""
+    """Epsilon against rounds, below the total of the privacy plan."""
     found = claim(run)
     total = found.get("epsilon")
     budget = float(total) if is_number(total) and not why_unclaimed(found) else None

@@ -183,9 +183,9 @@ def _record(product: Product) -> str:
     return text
 
 
-def _numbers(made: dict[str, Any]) -> dict[str, Any]:
+def _numbers(record: dict[str, Any]) -> dict[str, Any]:
     """What a record claims for programs."""
-    deployment = made["deployment"]
+    deployment = record["deployment"]
     return {
         **deployment["privacy_loss"]["privacy_parameters"],
         "variant": deployment["dp_variant"].get("variant_name", "none"),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from privsyn_flower.app.cli.compare.cells import ASKED, NOTE, cells_of, look
+from privsyn_flower.app.cli.compare.cells import CELL_CONFIG, NOTE, cells_of, look
 from privsyn_flower.app.cli.compare.command import compare_command, failures
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.config import ConfigError
@@ -136,7 +136,7 @@ def test_a_run_of_another_configuration_never_counts(
     note = json.loads((other / NOTE).read_text())
     (other / NOTE).write_text(json.dumps({**note, "models": {"downstream": "another"}}))
     assert "other models" in look(outcomes[1].cell).reason
-    assert (other / ASKED).exists()
+    assert (other / CELL_CONFIG).exists()
 
 
 def test_kept_summaries_stand_for_their_configuration_alone(
