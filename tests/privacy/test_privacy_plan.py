@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
-from privsyn_flower.privacy.ledger.usage import room_for
+from privsyn_flower.privacy.ledger.usage import affordable_charges
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
 from privsyn_flower.privacy.plan import ROUNDS, Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import (
@@ -154,7 +154,7 @@ def test_sampled_mixtures(phases: list[Phase], tmp_path: Path) -> None:
     assert made.plan is not None and sum(kind.releases for kind in made.plan) == len(wanted)
     random.Random(7).shuffle(wanted)
     book = spend(made, tmp_path / "p.jsonl", wanted)
-    assert [room_for(book, [charge]) for charge in wanted] == [0] * len(wanted)
+    assert [affordable_charges(book, [charge]) for charge in wanted] == [0] * len(wanted)
     again = Ledger.open(book.path, population="p", **made.ledger_terms())
     assert again.header == book.header
 

@@ -20,7 +20,7 @@ from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import (
     COPY,
-    forget_unasked,
+    discard_if_uncharged,
     held,
     ledger_path,
     open_ledger,
@@ -255,11 +255,13 @@ def test_a_begun_run_never_gets_a_new_ledger(
         go(path, grid, Counting())
     assert not book.exists()
     Ledger.open(book, population=f"run {book.stem}", **TERMS)  # somebody makes it anew
-    assert not forget_unasked(RunFolder(path))  # no start with other arguments begins anew either
+    assert not discard_if_uncharged(
+        RunFolder(path)
+    )  # no start with other arguments begins anew either
     with pytest.raises(LedgerError, match="not the ledger that this run began with"):
         go(path, grid, Counting())
     book.write_text(rows.splitlines(keepends=True)[0])  # as it was before the first charge
-    assert not forget_unasked(RunFolder(path)) and run_id(RunFolder(path)) == book.stem
+    assert not discard_if_uncharged(RunFolder(path)) and run_id(RunFolder(path)) == book.stem
     book.write_text("")
     with pytest.raises(LedgerError, match="alone knows what was spent"):
         go(path, grid, Counting())

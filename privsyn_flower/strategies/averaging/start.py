@@ -275,10 +275,10 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         answers = self.expected_users(users, session.spec.nodes) * main.rounds
         session.warn_if_infeasible(noise, answers, summed=f"the sum of all {main.rounds} rounds")
 
-    def invariants(self, made: PrivacyPlan) -> dict[str, Any]:
+    def invariants(self, plan: PrivacyPlan) -> dict[str, Any]:
         """What must not change while a run lasts, beside its promise."""
         kept: dict[str, Any] = {
-            "turns": "users" if self.schedule.get("cycle") else f"nodes {made.main.cycle}"
+            "turns": "users" if self.schedule.get("cycle") else f"nodes {plan.main.cycle}"
         }
         # An adaptive one is a number of the model, which a resume finds again.
         return kept if self.clipping else {**kept, "clip_norm": self.clip_norm}

@@ -39,7 +39,7 @@ from privsyn_flower.strategies.synthesis.topic_counts import (
     proportions,
     topic_question,
 )
-from privsyn_flower.strategies.synthesis.topic_writing import Kept, try_writing, write
+from privsyn_flower.strategies.synthesis.topic_writing import GenerationInputs, try_writing, write
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.prompts import LabelledText
 from privsyn_flower.text.topics import TopicModel
@@ -48,7 +48,7 @@ from privsyn_flower.training.conditions import Conditions
 from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 
 TOPICS = "topics"  # the phase of the histogram, and the folder of its release
-ASKED = "ctcl-histogram"  # what the histogram was asked with, in the run folder
+HISTOGRAM_QUERY = "ctcl-histogram"  # the query of the histogram, in the run folder
 WRITTEN = "ctcl-written"  # rounds that the texts of `start` were written after
 BOUND = 1.0  # L2 norm of one user's counts
 
@@ -182,7 +182,7 @@ class CTCL(SynthesisStrategy):
         labels = [f"{label}: " for label in self.config.classes] or [""]
         names = [f"{label}topic {i}" for label in labels for i in range(len(self._model))]
         question = OneQuestion(self.question(), names)
-        session.folder.save_value(ASKED, asked)
+        session.folder.save_value(HISTOGRAM_QUERY, asked)
         session.ask(question, TOPICS)
         self.counts, self.noise_std = np.array(question.released), question.noise_std
 
@@ -293,9 +293,9 @@ class CTCL(SynthesisStrategy):
             export_model(self.generator, self.parameters(), model)
             if not target.exists():
                 shares = self.proportions()
-                kept = Kept(model, self.topics, shares)
+                inputs = GenerationInputs(model, self.topics, shares)
                 write(
-                    self.config, how, device, kept, target, samples=samples, seed=self.seed,
+                    self.config, how, device, inputs, target, samples=samples, seed=self.seed,
                     purpose="synthetic", progress=options.get("progress", silent),
                 )  # fmt: skip
             texts = [LabelledText(row["text"]) for row in read_jsonl(target)]
@@ -306,9 +306,9 @@ class CTCL(SynthesisStrategy):
         """What else the statement says."""
         return {"adaptive_clipping": self.trainer.clipping is not None}
 
-    def invariants(self, made: PrivacyPlan) -> dict[str, Any]:
+    def invariants(self, plan: PrivacyPlan) -> dict[str, Any]:
         """What must not change while a run lasts, beside its promise."""
-        return self.trainer.invariants(made)
+        return self.trainer.invariants(plan)
 
     def ready(self, session: Session) -> None:
         """Make the fine-tuning ready for `start`; warns of numbers that cannot give much."""
@@ -353,7 +353,7 @@ def _check_same(folder: RunFolder, asked: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the keys, unless the folder's histogram was asked with the same."""
     from privsyn_flower.config import differences
 
-    if changed := differences(asked, folder.load_value(ASKED) or asked):
+    if changed := differences(asked, folder.load_value(HISTOGRAM_QUERY) or asked):
         raise ValueError(
             f"{folder.path} holds a histogram of topics that was asked with other values: "
             f"{', '.join(changed)}; restore them, or start a run in another folder"

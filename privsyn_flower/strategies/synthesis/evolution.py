@@ -81,7 +81,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
                 f"{table}.labels = {self.config.labels!r}, and the first texts are those of "
                 f"{', '.join(self.labels) or 'no classes'}: give them class by class"
             )
-        self.config.check_room(len(self.labels))
+        self.config.check_candidates_per_class(len(self.labels))
 
     def _first(self, by_class: Sequence[Sequence[str]]) -> list[str]:
         """The first candidates (m,), drawn from the distinct texts of their classes."""

@@ -68,7 +68,7 @@ class SynthesisStrategy(Arguments, Method):
         """What else the statement says (`PrivacyStatement`)."""
         return {}
 
-    def invariants(self, made: PrivacyPlan) -> dict[str, Any]:
+    def invariants(self, plan: PrivacyPlan) -> dict[str, Any]:
         """What must not change while a run lasts, beside its promise."""
         return {}
 

@@ -44,11 +44,11 @@ class Usability:
         self.unusable = Counter[str]()
         self._lock = threading.Lock()
 
-    def add(self, found: Sequence[Completion], max_tokens: int) -> None:
+    def add(self, completions: Sequence[Completion], max_tokens: int) -> None:
         """Count these. Raises ServerError when most are of no use."""
         with self._lock:
-            self.given += len(found)
-            self.unusable.update(one.cause for one in found if one.text is None)
+            self.given += len(completions)
+            self.unusable.update(one.cause for one in completions if one.text is None)
             if self.given >= LEAST and 2 * self.unusable.total() > self.given:
                 raise ServerError(f"{self.summary()}: {self._way_out(max_tokens)}", OTHER)
 
@@ -117,10 +117,10 @@ def choices_of(answer: Any, server: str) -> list[Mapping[str, Any]]:
     return [found[i] for i in sorted(range(len(found)), key=order.__getitem__)]
 
 
-def count(told: object) -> int | None:
+def count(value: object) -> int | None:
     """A number of tokens; None for anything else, whatever a server says."""
-    whole = isinstance(told, int) and not isinstance(told, bool)
-    return told if isinstance(told, int) and whole and 0 <= told < MOST_TOKENS else None
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if isinstance(value, int) and whole and 0 <= value < MOST_TOKENS else None
 
 
 def _read(choice: Mapping[str, Any], server: str, chat: bool, tag: str) -> Completion:
