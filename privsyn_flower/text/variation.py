@@ -37,7 +37,7 @@ KEY = "models.infiller"
 
 
 class MaskFill:
-    """Mask-fill variation by any Hugging Face masked language model (an Infiller).
+    """Mask-fill variation by any Hugging Face masked language model (a Variation).
 
     Args:
         model: folder or hub name (RoBERTa-large in the paper).
@@ -228,7 +228,7 @@ BLOCK_VALUES = 1 << 24  # similarities held at once (64 MB)
 
 
 class Retrieval:
-    """Each text -> one of its nearest public texts, drawn uniformly (an Infiller).
+    """Each text -> one of its nearest public texts, drawn uniformly (a Variation).
 
     Args:
         pool: public texts; repeated ones count once.
@@ -311,7 +311,7 @@ class Retrieval:
 
 
 class Mixed:
-    """Vary each text by `first` with probability `share`, else by `second` (an Infiller)."""
+    """Vary each text by `first` with probability `share`, else by `second` (a Variation)."""
 
     @named_as_arguments
     def __init__(self, first: Variation, second: Variation, share: float) -> None:
@@ -332,7 +332,7 @@ class Mixed:
 
 
 class Rewrite:
-    """Each text written anew by instruction (an Infiller).
+    """Each text written anew by instruction (a Variation).
 
     Args:
         generator: follows instructions; it writes without an adapter.
@@ -371,7 +371,7 @@ class Rewrite:
 
 
 class Continue:
-    """For each text the next entry of a list that begins with it (an Infiller).
+    """For each text the next entry of a list that begins with it (a Variation).
 
     Args: as those of Rewrite; the generator need not follow instructions.
     """

@@ -244,7 +244,7 @@ def test_each_declared_user_is_trained_clipped_and_forgiven_alone() -> None:
     assert got[-1] == pytest.approx(0.0, abs=1e-2)  # one too long, one within, one nothing
 
 
-def test_a_user_whose_coin_fails_is_trained_and_counts_nothing() -> None:
+def test_an_unsampled_user_is_trained_and_counts_nothing() -> None:
     called: list[str] = []
 
     @private_training(users=lambda context: [f"u{number}" for number in range(40)])

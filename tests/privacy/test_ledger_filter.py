@@ -188,7 +188,7 @@ def test_adaptive_noise_composes_by_sum_of_mu_squared(path):
     assert remaining_rounds(ledger, 6.0) == math.floor(left * 36)
 
 
-def test_room_for_releases_of_different_noise(path):
+def test_affordable_charges_of_different_noise(path):
     ledger = make(path)
     reserve(ledger, 5.0)
     wanted = [{"noise_multiplier": z} for z in (3.0, 1.0, 0.8, 0.4, 9.0)]

@@ -133,7 +133,7 @@ def test_sampled_and_unsampled_runs_have_ledgers_of_their_own(path: Path) -> Non
     unsampled = make(other, None)
     with pytest.raises(LedgerError, match=r"without sampling .*sampling-rate = 0\.1: set sampler"):
         make(other)
-    # Coins are worth nothing to a sum of mu^2.
+    # Sampling is worth nothing to a sum of mu^2.
     reserve(unsampled, 5.0)
     assert [charge.mu_squared for charge in unsampled.charges()] == pytest.approx([1 / 25])
 

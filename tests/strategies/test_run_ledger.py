@@ -21,7 +21,7 @@ from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import (
     COPY,
     discard_if_uncharged,
-    held,
+    exclusive_ledger,
     ledger_path,
     open_ledger,
     run_id,
@@ -76,7 +76,7 @@ def parts_plan(folder: RunFolder) -> Any:
 def go(path: Path, grid: Any, strategy: Counting) -> Ledger:
     with RunFolder(path).lock():
         run, ledger = engine(path, grid, strategy)
-        with held(ledger, run.folder):
+        with exclusive_ledger(ledger, run.folder):
             run.run()
     return ledger
 
@@ -220,7 +220,10 @@ def test_copies_at_the_same_time_wait_for_each_other(
     interrupted(one, grid, after=1)
     shutil.copytree(one, two)
     run, ledger = engine(one, grid, Counting())
-    with held(ledger, run.folder), pytest.raises(LedgerError, match="in use by the run of process"):
+    with (
+        exclusive_ledger(ledger, run.folder),
+        pytest.raises(LedgerError, match="in use by the run of process"),
+    ):
         go(two, grid, Counting())
 
 

@@ -50,7 +50,7 @@ SAMPLED = Sampler("poisson", 0.5)
 PLANS = {
     "a share": [Phase("topics", share=0.1), Phase(ROUNDS, 2, 1)],
     "given noise": [Phase("topics", multiplier=3.0), Phase(ROUNDS, 2, 1)],
-    "coins": [Phase("topics", multiplier=3.0), Phase(ROUNDS, 2, 1, SAMPLED)],
+    "sampling": [Phase("topics", multiplier=3.0), Phase(ROUNDS, 2, 1, SAMPLED)],
 }
 
 

@@ -121,11 +121,11 @@ def open_stream(
 ) -> Stream:
     """The stream of a run under its key; `keep` says where records are, and changes no bit.
 
-    promise: what else the noise of the run was made for, such as its size; public.
+    binding: what else the noise of the run was made for, such as its size; public.
 
     "files": beside the key, so that a restart goes on at once. "memory": in this process.
     "nothing": every round is drawn again from round 1, in time that grows with the round.
-    Raises ValueError for another mechanism, length or promise than the key's first.
+    Raises ValueError for another mechanism, length or binding than the key's first.
     """
     recurrence = mechanism.recurrence()
     records: Records

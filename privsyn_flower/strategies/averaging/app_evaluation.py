@@ -177,7 +177,7 @@ def evaluation_options(
 class AppEvaluations:
     """The evaluations of one run, made when their round comes.
 
-    session: the run's, which has promised them. cohort: of its rounds. rounds: how many. model,
+    session: the run's, whose plan has them. cohort: of its rounds. rounds: how many. model,
     options: as `PrivateEvaluation.query` has them.
     """
 

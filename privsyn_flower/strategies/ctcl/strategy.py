@@ -3,7 +3,7 @@
 arXiv 2503.12347, section 3.3: the users' texts are counted by topic, once, and the generator is
 fine-tuned on pairs of a topic's keywords and a text; then it writes as many texts of each topic as
 the counts say. The paper is central. Here the histogram is a vote on the topics' vectors, and the
-fine-tuning is DP-FedAvg or DP-FTRL, whose nodes make the pairs: both under one promise.
+fine-tuning is DP-FedAvg or DP-FTRL, whose nodes make the pairs: both under one privacy plan.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def ctcl_phases(
     nodes: int = 0,
     noise_multiplier: float = 0.0,
 ) -> list[Phase]:
-    """The histogram, then the rounds, under one promise (`privacy.plan`).
+    """The histogram, then the rounds, under one `privacy.plan`.
 
-    The histogram asks everybody, once, whoever the rounds draw: coins would blur what is asked a
+    The histogram asks everybody, once, whoever the rounds draw: sampling would blur what is asked a
     single time and bring it little. One failed attempt of it is paid for where the rounds have
     spare ones. Alone, without a multiplier of its own, it has the whole budget. noise_multiplier:
     of the rounds; 0: the least that is left.
@@ -307,7 +307,7 @@ class CTCL(SynthesisStrategy):
         return {"adaptive_clipping": self.trainer.clipping is not None}
 
     def invariants(self, plan: PrivacyPlan) -> dict[str, Any]:
-        """What must not change while a run lasts, beside its promise."""
+        """What must not change while a run lasts, beside its privacy plan."""
         return self.trainer.invariants(plan)
 
     def ready(self, session: Session) -> None:

@@ -165,7 +165,7 @@ class AggregatorNoise:
         """The encoding of the answers; the nodes add nothing."""
         if plan.sampling_rate != 1.0:
             raise ValueError(
-                f"sampling-rate = {plan.sampling_rate}: nothing is amplified by secret coins where "
+                f"sampling-rate = {plan.sampling_rate}: sampling amplifies nothing where "
                 "the aggregator adds the noise; set sampler = 'full' or training.noise = 'nodes'"
             )
         self._check_schedule(plan, query)

@@ -1,6 +1,6 @@
-"""One run between its promise and its rounds: the same steps for `start` and for `privsyn run`.
+"""One run between its privacy plan and its rounds: as `start` and `privsyn run` both do it.
 
-The promise (`privacy.plan`) says what a run costs; here it meets the federation's public numbers
+The plan (`privacy.plan`) says what a run costs; here it meets the federation's public numbers
 and the run folder: the plan of each phase's rounds, who adds their noise, the sentence, the ledger,
 and what a run that goes on must find as it was.
 """
@@ -74,7 +74,7 @@ class FederationSpec:
 
 @dataclass
 class Session:
-    """A run of a promise over `grid`, in a folder that the caller holds locked.
+    """A run of a privacy plan over `grid`, in a folder that the caller holds locked.
 
     said: what else the statement says (`PrivacyStatement`). kept: further values that must stay as
     they are while the run lasts, as JSON has them. keys: folder of an aggregator's noise keys.
@@ -165,7 +165,7 @@ class Session:
             yield self.ledger
 
     def rounds(self, strategy: Method) -> Rounds:
-        """The engine for the main phase's rounds; inside `begun`. The promise is kept from here."""
+        """The engine for the main phase's rounds; inside `begun`. Stores the invariants."""
         self._save_invariants()
         plan = self.plan()
         plan = replace(plan, spare_rounds=max(0, plan.spare_rounds - self._borrowed()))
@@ -365,7 +365,7 @@ class Session:
         del invariants["simulated"], invariants["cluster"]  # known when the nodes have answered
         del invariants["data"], invariants["changed"]  # words of the sentence
         invariants["epsilon"] = self.privacy_plan.target  # the spent one is the accountant's digit
-        del invariants["rho_zcdp"]  # follows from the noise, which is promised
+        del invariants["rho_zcdp"]  # follows from the noise, which is an invariant
         for name in ("others", "chooses_text"):
             if not invariants[name]:  # runs that were begun before there was such a thing go on
                 del invariants[name]

@@ -23,7 +23,7 @@ class PrivateEvolution(Evolution[PeConfig]):
     initial : texts to draw the first L x N_syn candidates from, public ones or a model's; or
         class -> texts, and then users' texts vote within their classes.
     embedder : public text -> unit rows; users must hold the same model (its fingerprint).
-    infiller : Variation: texts -> varied texts; or class -> the variation of its texts.
+    variation : Variation: texts -> varied texts; or class -> the variation of its texts.
     rounds : T.
     config : population (N_syn), copies (L), selection, lookahead (K), clip, threshold (H), ...
     samples_cap : the most samples of one user that vote.

@@ -18,7 +18,7 @@ class PrEText(Evolution[PreTextConfig]):
     initial : public texts to draw the first population S_1 from; or class -> texts, and then
         users' texts vote within their classes.
     embedder : public text -> unit rows; users must hold the same model (its fingerprint).
-    infiller : Variation: texts -> varied texts; or class -> the variation of its texts.
+    variation : Variation: texts -> varied texts; or class -> the variation of its texts.
     rounds : T.
     config : population (N_syn), lookahead (K), clip, threshold (H), ...
     samples_cap : B, the most samples of one user that vote.

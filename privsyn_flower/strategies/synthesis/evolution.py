@@ -204,7 +204,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
         return self._varied(survivors, classes, seeded(self.seed, rnd, "variation"))
 
     def _varied(self, texts: Sequence[str], classes: Ints, rng: np.random.Generator) -> list[str]:
-        """Variations of texts of these classes, each by the infiller of its class if it has one."""
+        """Variations of texts of these classes, each by its class's variation if there is one."""
         if not isinstance(self.variation, Mapping):
             return self.variation.vary(texts, rng)
         found = list(texts)

@@ -65,7 +65,7 @@ def measured(trials: int = TRIALS, **changed: Any) -> Audit:
 def sampled_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
     """change(sample, count, rate) is how every node samples."""
     sample = answers.poisson_sample
-    monkeypatch.setattr(answers, "coins", lambda count, rate: change(sample, count, rate))
+    monkeypatch.setattr(answers, "poisson_sample", lambda count, rate: change(sample, count, rate))
 
 
 @pytest.fixture
