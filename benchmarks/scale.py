@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from privsyn_flower.app.local.timings import TIMINGS_FILE
 
 from privsyn_flower.app.local.processes import started_under
 from privsyn_flower.app.local.simulation import LocalFlower
+from privsyn_flower.client_apps.node.failures import TIMINGS_FILE
 from privsyn_flower.config import RunConfig, absolute_paths
 from privsyn_flower.runs import read_jsonl
 

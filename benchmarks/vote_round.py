@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from privsyn_flower.app.local.timings import TIMINGS_FILE
 
 from privsyn_flower.app.local.simulation import LocalFlower
+from privsyn_flower.client_apps.node.failures import TIMINGS_FILE
 from privsyn_flower.config import RunConfig, absolute_paths
 from privsyn_flower.queries.votes import shard_votes
 from privsyn_flower.runs import read_jsonl

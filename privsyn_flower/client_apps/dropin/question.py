@@ -88,7 +88,7 @@ def asking(
     partition = str(context.node_config.get("partition-id", 0))
 
     def one(query: Query, arrays: Arrays, user: str) -> Message:
-        given = _asked(message, query, arrays, user if named else None)
+        given = _user_message(message, query, arrays, user if named else None)
         rnd = str(given.content["config"]["server-round"])
         with own_randomness(message.metadata.message_type, rnd, partition, ascii(user)):
             return function(given, context)
@@ -96,7 +96,7 @@ def asking(
     return one
 
 
-def _asked(message: Message, query: Query, arrays: Arrays, user: str | None) -> Message:
+def _user_message(message: Message, query: Query, arrays: Arrays, user: str | None) -> Message:
     """What the function would get from Flower's FedAvg: nobody else's copy of it."""
     config: dict[str, Any] = {
         key.removeprefix(CONFIG): value

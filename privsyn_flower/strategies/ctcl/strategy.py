@@ -177,16 +177,16 @@ class CTCL(SynthesisStrategy):
         """
         if not self.config.histogram:
             return
-        asked = self._asked()
-        _check_same(session.folder, asked)
+        settings = self._histogram_settings()
+        _check_same(session.folder, settings)
         labels = [f"{label}: " for label in self.config.classes] or [""]
         names = [f"{label}topic {i}" for label in labels for i in range(len(self._model))]
         question = OneQuestion(self.question(), names)
-        session.folder.save_value(HISTOGRAM_QUERY, asked)
+        session.folder.save_value(HISTOGRAM_QUERY, settings)
         session.ask(question, TOPICS)
         self.counts, self.noise_std = np.array(question.released), question.noise_std
 
-    def _asked(self) -> dict[str, Any]:
+    def _histogram_settings(self) -> dict[str, Any]:
         """What a released histogram is about, by the keys that change it."""
         return {
             "ctcl.topics": self._model.fingerprint,
@@ -349,11 +349,11 @@ class CTCL(SynthesisStrategy):
         self.trainer.restore(state)
 
 
-def _check_same(folder: RunFolder, asked: Mapping[str, Any]) -> None:
+def _check_same(folder: RunFolder, settings: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the keys, unless the folder's histogram was asked with the same."""
     from privsyn_flower.config import differences
 
-    if changed := differences(asked, folder.load_value(HISTOGRAM_QUERY) or asked):
+    if changed := differences(settings, folder.load_value(HISTOGRAM_QUERY) or settings):
         raise ValueError(
             f"{folder.path} holds a histogram of topics that was asked with other values: "
             f"{', '.join(changed)}; restore them, or start a run in another folder"

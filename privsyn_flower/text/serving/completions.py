@@ -17,7 +17,7 @@ from privsyn_flower.text.serving.http_client import HalfAnswerError, ServerError
 
 MOST_TOKENS = 2**31  # of an answer or a prompt: a number that is larger tells nothing
 OTHER = 200  # status of an error: the server answered, in another language than ours
-LEAST = 16  # completions before most of them can be said to be unusable
+LEAST = 16  # completions before most of them can be called unusable
 CHATS = "if the model only chats, set generation.chat = true"
 COMPLETES = "if the server offers no chat, set generation.chat = false"
 REFUSING = re.compile(r"unsupported|support|unknown|unrecogni[sz]ed|unexpected|extra|not permitted")
@@ -124,21 +124,21 @@ def count(value: object) -> int | None:
 
 
 def _read(choice: Mapping[str, Any], server: str, chat: bool, tag: str) -> Completion:
-    said, reason = _said(choice, server, chat), choice.get("finish_reason")
+    content, reason = _content(choice, server, chat), choice.get("finish_reason")
     why = f" (finish_reason = {one_line(str(reason), 40)!r})"
     message = choice.get("message")
-    if isinstance(message, dict) and message.get("refusal") and not said:
+    if isinstance(message, dict) and message.get("refusal") and not content:
         return Completion(None, "refused by the model")
-    if reason == FILTERED or said is None or (not said and reason == LENGTH):
+    if reason == FILTERED or content is None or (not content and reason == LENGTH):
         return Completion(None, f"without content{why}")
-    text = without_thinking(said, tag)
+    text = without_thinking(content, tag)
     if text is None:
         return Completion(None, f"{UNFINISHED} <{tag}>{why}")
     # Half a pair of surrogates is no character, and could not be written down as UTF-8.
     return Completion(text.encode("utf-8", "replace").decode("utf-8"))
 
 
-def _said(choice: Mapping[str, Any], server: str, chat: bool) -> str | None:
+def _content(choice: Mapping[str, Any], server: str, chat: bool) -> str | None:
     """What a completion, or the answer in a chat, says; None: nothing. Raises ServerError."""
     message = choice.get("message") if chat else None
     if chat and isinstance(message, dict):

@@ -339,12 +339,12 @@ def test_one_dependent_pair_is_found(rate: float) -> None:
         assert independence_test(draws) < 1e-9
 
 
-def test_the_rate_is_that_of_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_that_of_the_privacy_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever sampler a method's phase has: the configuration is not read a second time."""
     config = configured()
     made = audit_settings.privacy_plan(config)
     half = replace(made.main, sampler=replace(made.main.sampler, rate=RATE / 2))
     other = replace(made, phases=(half, *made.phases[1:]))
-    monkeypatch.setattr(audit_settings, "promised", lambda config: other)
+    monkeypatch.setattr(audit_settings, "privacy_plan", lambda config: other)
     setting = nodes_setting(config, audited_phase(config, "votes"))
     assert setting.plan.sampling_rate == RATE / 2 != config.sampling_rate
