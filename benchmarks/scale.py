@@ -25,9 +25,9 @@ import numpy as np
 
 from privsyn_flower.app.local.processes import started_under
 from privsyn_flower.app.local.simulation import LocalFlower
+from privsyn_flower.client_apps.node.failures import TIMINGS_FILE
 from privsyn_flower.config import RunConfig, absolute_paths
 from privsyn_flower.runs import read_jsonl
-from privsyn_flower.server_apps.costs import TIMINGS_FILE
 
 SAMPLES, CANDIDATES, WORDS = 8, 1024, 12
 HELD_OUT = 100

@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from privsyn_flower.app.local.simulation import LocalFlower
+from privsyn_flower.client_apps.node.failures import TIMINGS_FILE
 from privsyn_flower.config import RunConfig, absolute_paths
 from privsyn_flower.queries.votes import shard_votes
 from privsyn_flower.runs import read_jsonl
-from privsyn_flower.server_apps.costs import TIMINGS_FILE
 from privsyn_flower.text import load_embedder
 
 WORDS = np.array([f"word{i}" for i in range(5000)])

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.common.arrays import F64
-from privsyn_flower.common.files import Held, held, write_atomic
+from privsyn_flower.common.files import LockTaken, file_lock, write_atomic
 from privsyn_flower.protocol.question import Query
 
 Json = dict[str, Any]
@@ -113,8 +113,8 @@ class RunFolder:
         holder's process id."""
         with ExitStack() as stack:
             try:  # a look at who holds it (`lock_holder`) takes it for a moment, too
-                stack.enter_context(held(self.path / ".lock", patience=2.0))
-            except Held as error:
+                stack.enter_context(file_lock(self.path / ".lock", patience=2.0))
+            except LockTaken as error:
                 raise RunLocked(
                     f"run folder {self.path} is in use by process {error.owner}; "
                     "wait for it, stop it, or choose another run-folder"

@@ -61,4 +61,4 @@ def test_the_check_above_can_fail(name: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_are_without_dialect(page: Path) -> None:
-    assert not DIALECT.findall(text_of(page))
+    assert not DIALECT.findall(re.sub(r"`[^`\n]*`", "", text_of(page)))  # code has old names

@@ -286,11 +286,11 @@ def _due(users: UserTexts, schedule: Schedule, round: int, node: Node) -> Bools:
 def _participants(
     users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: Node
 ) -> Participants:
-    """Who takes part: due, within all limits, and counted by the node's own coins.
+    """Who takes part: due, within all limits, and drawn by client-side Poisson sampling.
 
     Writes down that this ticket is answered; raises WireError when it was answered before, or
-    when the node is asked sooner or more often than the question's own schedule says. Coins are
-    not looked at by any limit: that a user was not drawn must not show later.
+    when the node is asked sooner or more often than the question's own schedule says. No
+    limit depends on the sampling: that a user was not drawn must not show later.
     """
     schedule = Schedule.of(query)
     eligible = _due(users, schedule, ticket.round, node)

@@ -77,7 +77,7 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)  # releases the lock
 
 
-class Held(BlockingIOError):
+class LockTaken(BlockingIOError):
     """Another process has a lock that is held for long. owner: its number, or "unknown"."""
 
     def __init__(self, path: Path, owner: str) -> None:
@@ -86,11 +86,11 @@ class Held(BlockingIOError):
 
 
 @contextlib.contextmanager
-def held(path: Path, patience: float = 0.0) -> Iterator[None]:
+def file_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
     """Hold a lock on `path` (a file made for it, 0600) for a whole run, with the number of this
     process in it. It goes with the process, so none is ever stale.
 
-    patience: seconds to wait for it. Raises Held while another process has it.
+    patience: seconds to wait for it. Raises LockTaken while another process has it.
     """
     import fcntl
 
@@ -104,7 +104,7 @@ def held(path: Path, patience: float = 0.0) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-                    raise Held(path, owner or "unknown") from None
+                    raise LockTaken(path, owner or "unknown") from None
             time.sleep(0.05)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode("ascii"), 0)

@@ -17,11 +17,11 @@ def on_demand(package: str, **modules: str) -> Callable[[str], Any]:
     No name may be a module's of the package too: who imports that module first would get it.
     """
 
-    def found(name: str) -> Any:
+    def attribute(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{modules[name]}"), name)
         setattr(sys.modules[package], name, value)  # from now on without this function
         return value
 
-    return found
+    return attribute

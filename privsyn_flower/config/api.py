@@ -79,9 +79,9 @@ def in_api_words(text: str, owner: str = "", arguments: Collection[str] = ()) ->
     `PopriConfig(rejected_rank)`, `min-surviving-weight` as `min_surviving_weight`; as
     `MaskFill(mask_fraction)` where that is called and has such an argument."""
 
-    def word(found: re.Match[str]) -> str:
-        field = found[0].rpartition(".")[2].replace("-", "_")
-        return f"{owner}({field})" if field in arguments else _words()[found[0]]
+    def word(match: re.Match[str]) -> str:
+        field = match[0].rpartition(".")[2].replace("-", "_")
+        return f"{owner}({field})" if field in arguments else _words()[match[0]]
 
     return _pattern().sub(word, text)
 

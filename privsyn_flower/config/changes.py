@@ -34,7 +34,7 @@ CHANGEABLE: Mapping[str, Stale] = {
     "expand": "text",
     "sft": "text",
 }
-FIXED = frozenset({  # what is asked or promised, and what that is made of
+FIXED = frozenset({  # of queries and of the privacy plan, and what those rest on
     "method", "epsilon", "delta", "noise-multiplier", "rounds", "spare-rounds", "aggregation",
     "node-keys", "sampler", "sampling-rate", "cohort-nodes", "min-surviving-weight",
     "colluding-weight", "round-timeout", "stage-timeout", "node-timeout", "nodes", "node-memory",
@@ -55,7 +55,7 @@ def entry_of(key: str, entries: Collection[str]) -> str:
 
 
 def changeable(key: str) -> bool:
-    """Whether a key touches nothing that is asked or promised."""
+    """Whether a key changes no query and nothing of the privacy plan."""
     return entry_of(key, {*CHANGEABLE, *FIXED}) in CHANGEABLE
 
 

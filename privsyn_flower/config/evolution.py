@@ -104,10 +104,10 @@ class EvolutionConfig(Section):
             raise ValueError(
                 f"{self.table}.labels = {self.labels!r} has a class twice: name each once"
             )
-        self.check_room(len(names))
+        self.check_candidates_per_class(len(names))
         return self
 
-    def check_room(self, classes: int) -> None:
+    def check_candidates_per_class(self, classes: int) -> None:
         """Raises ValueError unless each of so many classes has candidates that a text can vote for;
         without classes (0) the population is one."""
         fewest = self.population // max(1, classes) * (self.candidates // self.population)

@@ -119,7 +119,9 @@ class GridConfig(_Setting):
     title: str = Field("", description="over the tables")
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1)
     against: str = Field("", description="method that the others are subtracted from; the first")
-    kept: str = Field("", description="folder for summaries that stay, beside the grid file")
+    archive: str = Field(
+        "", alias="kept", description="folder for summaries that stay, beside the grid file"
+    )
     axes: dict[str, list[AxisValue]] = Field(default_factory=dict)
     methods: list[GridMethod] = Field(default_factory=list)
 
@@ -159,11 +161,11 @@ class GridConfig(_Setting):
 
     def points(self, method: GridMethod) -> Iterator[Point]:
         """Every combination of the values that the method is run at; the last axis is fastest."""
-        kept = [
+        choices = [
             [value.name for value in values if value.name in method.only.get(axis, [value.name])]
             for axis, values in self.axes.items()
         ]
-        for names in itertools.product(*kept):
+        for names in itertools.product(*choices):
             yield dict(zip(self.axes, names, strict=True))
 
     def settings(self, method: GridMethod, point: Point, given: Settings) -> Settings:
@@ -176,7 +178,7 @@ class GridConfig(_Setting):
                 found |= exception.set
         return found
 
-    def varied(self) -> frozenset[str]:
+    def varying_keys(self) -> frozenset[str]:
         """Keys that differ between the points."""
         of_axes = {key for values in self.axes.values() for value in values for key in value.set}
         return frozenset(of_axes | {k for m in self.methods for own in m.at for k in own.set})

@@ -1,6 +1,6 @@
 """Embeddings kept between messages: a device starts a fresh process for each one.
 
-Two promises carry user-level privacy. A user's rows are a function of that user's texts alone:
+Two invariants carry user-level privacy. A user's rows are a function of that user's texts alone:
 every call of the embedder sees one user, so neither a batch's padding and rounding nor a failure
 reaches anyone else. And private rows, which can be inverted to text, are kept for their owner
 only, and no longer than the text (`vectors.py`).

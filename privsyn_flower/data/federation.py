@@ -207,7 +207,7 @@ def _left_out(folder: Path, source: Source, config: DataConfig) -> list[str]:
         return []
     where, lines = place_name(config.path if config.source == "files" else config.source), []
     if source.left_out.total():
-        lines.append(source.left_out.told(where))
+        lines.append(source.left_out.summary(where))
     taken = config.users + config.held_out_users + config.development_users
     if config.partition != "uniform" and len(source.private) > taken:
         lines.append(f"{where}: {len(source.private) - taken:,} users are not among the {taken:,}")

@@ -85,7 +85,7 @@ class Tally:
 class LeftOut(Counter[str]):
     """How many texts that were read are no sample, by cause. PRIVATE where the texts are."""
 
-    def told(self, where: str) -> str:
+    def summary(self, where: str) -> str:
         """A line for a terminal."""
         ranked = sorted(self.items(), key=lambda item: (-item[1], item[0]))
         causes = (f"{count:,} x {cause}" for cause, count in ranked if count)

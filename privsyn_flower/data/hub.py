@@ -56,7 +56,7 @@ def load_hub(place: str) -> Any:
             options |= {"features": text, "keep_default_na": False}
             data = datasets.load_dataset(name, subset or None, **options)
     except Exception as error:
-        raise DataError(f"{place} cannot be loaded: {_told(error)}") from None
+        raise DataError(f"{place} cannot be loaded: {_describe_error(error)}") from None
     return data.take(int(rows)) if rows else data
 
 
@@ -66,7 +66,7 @@ def _own_files(by_split: Any, split: str) -> list[Path]:
     return paths if all(path.suffix.lower() in FORMATS for path in paths) else []
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """An error of the data library: in words when it is about names, by its kind when it is about
     content, which it may quote and a run folder must not hold."""
     causes = [error]
@@ -100,7 +100,7 @@ def hub_rows(
         else:
             yield from _batched_rows(data, columns)
     except Exception as error:
-        raise DataError(f"{place} cannot be read: {_told(error)}") from None
+        raise DataError(f"{place} cannot be read: {_describe_error(error)}") from None
 
 
 def _batched_rows(data: Any, columns: Sequence[str]) -> Iterator[Row]:
@@ -116,4 +116,4 @@ def _first_row(data: Any) -> Iterable[str]:
     try:
         return next(iter(data), {})  # a streamed set may not know its columns before the first row
     except Exception as error:
-        raise DataError(f"the data set cannot be read: {_told(error)}") from None
+        raise DataError(f"the data set cannot be read: {_describe_error(error)}") from None

@@ -92,7 +92,7 @@ def public_groups(
     counts = LeftOut() if left_out is None else left_out
     groups = _public_groups(config, path, Columns(user, text), progress, counts)
     if counts.total() and left_out is None:
-        progress(counts.told(place_name(path)))
+        progress(counts.summary(place_name(path)))
     if not groups:
         raise DataError(
             f"{path} (data.public-path) holds no text in column {text!r} (data.public-text-column, "

@@ -30,7 +30,7 @@ from privsyn_flower.common.files import DataError
 from .findings import LeftOut, Tally
 from .reading import Report
 from .tables import damaged, read_table, require_arrow, write_batches
-from .users import RowCollector, Rows, Sample, SampleStore, Tell, say_skipped
+from .users import RowCollector, Rows, Sample, SampleStore, Tell, log_skipped
 from .values import Columns, LabelledText
 
 PARTS = 128  # files of rows; one of them is in memory at a time
@@ -79,7 +79,7 @@ class Spool:
                 if user not in held.users:
                     first.append(number)
                 held.add(line, user, Sample(*own) if own else None)
-            yield held.users, first, held.kept
+            yield held.users, first, held.accepted
 
     def close(self) -> None:
         """Give up the files."""
@@ -176,7 +176,7 @@ def store_groups(
     finally:
         spool.close()
     groups.sort()
-    say_skipped(where, gathered, kept, empty, tally, tell)
+    log_skipped(where, gathered, kept, empty, tally, tell)
     return groups
 
 

@@ -96,7 +96,7 @@ class Survey:
         if self.dates:
             lines.append("dates: {} to {}".format(*self.dates))
         if self.left_out.total():
-            lines.append(self.left_out.told("a run with the default keys"))
+            lines.append(self.left_out.summary("a run with the default keys"))
         if self.longer is not None and self.longer[0]:
             lines.append("texts that the embedder reads the beginning of only: {:,}, of more than "
                          "{:,} tokens".format(*self.longer))  # fmt: skip

@@ -168,21 +168,21 @@ def collect_rows(
         if count:
             NODE_LOG.warning("%s: %d texts are left out: %s", where, count, why)
     empty = sum(not own for own in held.users.values())
-    say_skipped(where, gathered, held.kept, empty, tally, tell)
+    log_skipped(where, gathered, held.accepted, empty, tally, tell)
     return held.users
 
 
-def say_skipped(
+def log_skipped(
     where: str,
     gathered: RowCollector,
-    kept: int,
+    accepted: int,
     empty: int,
     tally: Tally,
     tell: Tell | None = None,
 ) -> None:
     """To the local log, and to whoever reads the rows anyway: what of them is not read.
 
-    kept: rows that are. empty: users without text.
+    accepted: rows that are. empty: users without text.
     """
     rows = gathered.rows
     if tell is not None and gathered.mostly_outside:
@@ -193,7 +193,7 @@ def say_skipped(
         NODE_LOG.warning("%s: %d users have no text", where, empty)
     if tell is not None and tally.skipped:
         said = "; ".join(map(str, tally.skipped))
-        skipped = rows - kept - gathered.outside
+        skipped = rows - accepted - gathered.outside
         tell(f"{where}: skipped {skipped:,} of {rows:,} rows: {said}")
 
 
@@ -208,7 +208,7 @@ class SampleSink(Protocol):
 class SampleStore:
     """Samples by user (PRIVATE), in memory; cap: of one user's, 0: none.
 
-    kept: samples that a user has, or that are left out on purpose: `beyond` the cap.
+    accepted: samples that a user has, or that are left out on purpose: `beyond` the cap.
     """
 
     report: Report
@@ -216,7 +216,7 @@ class SampleStore:
     users: dict[str, list[Sample]] = field(default_factory=dict)
     first_line: dict[str, int] = field(default_factory=dict)
     texts: dict[str, set[str]] = field(default_factory=dict)
-    kept: int = 0
+    accepted: int = 0
     beyond: int = 0
 
     def add(self, line: int, user: str, sample: Sample | None) -> None:
@@ -230,7 +230,7 @@ class SampleStore:
         if sample.text in known:
             self.report(line, "the user has this very text already", "remove repetitions")
             return
-        self.kept += 1
+        self.accepted += 1
         if not self.cap or len(own) < self.cap:
             known.add(sample.text)
             own.append(sample)

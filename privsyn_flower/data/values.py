@@ -109,33 +109,33 @@ class RoundedIds:
     """Whether all ids beyond 2^53 are numbers as a float would have them: either exactly, or with
     zeros where its digits end, as spreadsheets and JavaScript write them."""
 
-    _found: set[str] | None = field(default_factory=set)  # None: one is not
+    _large: set[str] | None = field(default_factory=set)  # None: one is not
     _zeros: bool = True
 
     def add(self, name: str) -> None:
         """An id, as `to_name` has it."""
-        if self._found is None or not 16 <= len(name) <= 30 or not name.isdecimal():
+        if self._large is None or not 16 <= len(name) <= 30 or not name.isdecimal():
             return
         number = int(name)
         zeros = number == int(Decimal(repr(float(number))))
-        if number <= EXACT or name in self._found:
+        if number <= EXACT or name in self._large:
             return
         if not zeros and number != int(float(number)):
-            self._found = None
+            self._large = None
             return
         self._zeros = self._zeros and zeros
-        if len(self._found) < ENOUGH:
-            self._found.add(name)
+        if len(self._large) < ENOUGH:
+            self._large.add(name)
 
     @property
     def possible(self) -> bool:
         """Whether they may be rounded: ids of some services end in zero bits by themselves."""
-        return bool(self._found)
+        return bool(self._large)
 
     @property
     def sure(self) -> bool:
         """Whether so many end in zeros that they are."""
-        return self._found is not None and self._zeros and len(self._found) == ENOUGH
+        return self._large is not None and self._zeros and len(self._large) == ENOUGH
 
 
 def to_date(value: object) -> str:

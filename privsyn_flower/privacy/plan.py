@@ -1,7 +1,7 @@
-"""One promise: from (epsilon, delta) and a run's phases, all that its privacy rests on.
+"""The privacy plan: from (epsilon, delta) and a run's phases, all that its privacy rests on.
 
 A run is a list of phases: a kind of question, asked a number of times, of users whom a sampler
-draws, with noise that somebody adds. The promise is made once, before anything is asked
+draws, with noise that somebody adds. The plan is made once, before anything is asked
 (`planning`), and fixes each phase's noise, the ledger's terms and the numbers of every round.
 
 Without sampling, everything together is one Gaussian release (Dong, Roth and Su 2022): a phase
@@ -82,8 +82,8 @@ class Phase:
             self.participation.check(self.correlation.rounds)
         if self.source == "aggregator" and self.rate < 1:
             raise ValueError(
-                f"{self.name}: sampling-rate = {self.rate}: Poisson sampling amplifies nothing "
-                "where the aggregator adds the noise: set sampler = 'full', or noise = 'nodes'"
+                f"{self.name}: sampling-rate = {self.rate}: sampling amplifies nothing where the "
+                "aggregator adds the noise: set sampler = 'full', or noise = 'nodes'"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""The promise of a run: from (epsilon, delta) and its phases to their noise, and what may be said.
+"""The privacy plan of a run: from (epsilon, delta) and its phases to their noise, and the sentence.
 
 The smallest noise that keeps epsilon is searched for here (`accounting.calibration`). What it costs
 is computed by `PrivacyPlan.epsilon`, whoever chose it.
@@ -21,7 +21,7 @@ from privsyn_flower.privacy.wording import at_most, noise_at_least
 
 
 class PrivacyPlanError(ValueError):
-    """The phases' noise or shares, as they are given, cost more than was promised."""
+    """The phases' noise or shares, as they are given, cost more than the budget."""
 
 
 def evaluation_phases(rounds: Phase, count: int) -> list[Phase]:
@@ -41,7 +41,7 @@ def plan_privacy(
     ledger_epsilon: float = 0.0,
     checked: bool = True,
 ) -> PrivacyPlan:
-    """The promise of these phases, in their order, each with its noise.
+    """The privacy plan of these phases, in their order, each with its noise.
 
     Noise that is not given is the smallest that keeps epsilon. ledger_epsilon: total of the ledger,
     where it is larger than epsilon. checked: False to see what noise costs that is too small.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a device imports this package, and keeps no ledger
 
 
 class ReleaseRefused(LedgerError):
-    """The sum does not carry what its charge promised; nothing was released."""
+    """The sum does not carry the noise that its charge is for; nothing was released."""
 
 
 class TooFewSurvivors(ReleaseRefused):

@@ -59,16 +59,17 @@ class Absence:
         return cls(f"sent nothing within {seconds:g} s")
 
 
-def tally(absent: Mapping[int, Absence], asked: int) -> str:
-    """How many of the nodes that were asked are missing, by reason, the most frequent first."""
+def tally(absent: Mapping[int, Absence], node_count: int) -> str:
+    """How many of `node_count` nodes are missing, by reason, the most frequent first."""
     counts = Counter(absence.text for absence in absent.values())
-    return "; ".join(f"{count} of {asked} nodes {text}" for text, count in counts.most_common())
+    ranked = counts.most_common()
+    return "; ".join(f"{count} of {node_count} nodes {text}" for text, count in ranked)
 
 
-def log_absent(where: str, absent: Mapping[int, Absence], asked: int) -> None:
+def log_absent(where: str, absent: Mapping[int, Absence], node_count: int) -> None:
     """Tell the log who is missing, and why; nothing when nobody is."""
     if absent:
-        logger.warning("%s: %s", where, tally(absent, asked))
+        logger.warning("%s: %s", where, tally(absent, node_count))
     for node, absence in absent.items():
         logger.info("%s: node %d %s", where, node, absence.text)
 

@@ -94,8 +94,8 @@ class Summed:
 @dataclass
 class Transport:
     """How stages travel. mask_timeout bounds the stage in which nodes compute, stage_timeout the
-    others, in seconds. arrived(n, of): progress. told(code, key): the keys that a refusal of the
-    application may name; all others are dropped. absent: who left, and why."""
+    others, in seconds. arrived(n, of): progress. key_filter(code, key): the keys that a refusal of
+    the application may name; all others are dropped. absent: who left, and why."""
 
     grid: Grid
     message_type: str
@@ -103,7 +103,7 @@ class Transport:
     stage_timeout: float = 60.0
     poll: float = 0.1
     arrived: Arrived = lambda n, total: None
-    told: Callable[[str, object], str] = lambda code, key: ""
+    key_filter: Callable[[str, object], str] = lambda code, key: ""
     absent: dict[int, Absence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class Transport:
             return data
         known = isinstance(code, str) and len(code) < 40 and code.replace("-", "").isalnum()
         code = str(code) if known else "?"
-        return Absence.refusal(code, self.told(code, record.get("key")))
+        return Absence.refusal(code, self.key_filter(code, record.get("key")))
 
 
 def run_session(

@@ -84,7 +84,7 @@ class WireError(ValueError):
     def __init__(self, code: Refusal, text: str, key: str = "") -> None:
         super().__init__(f"{code.value}: {text}")
         self.code = code
-        self.key = told_key(code.value, key)
+        self.key = policy_key(code.value, key)
 
 
 class Absent(WireError):
@@ -95,7 +95,7 @@ class Absent(WireError):
         self.absence = absence
 
 
-def told_key(code: str, key: object) -> str:
+def policy_key(code: str, key: object) -> str:
     """The policy key of a refusal; whatever is not on the list is nobody's to tell."""
     return key if code == Refusal.POLICY and isinstance(key, str) and key in POLICY_KEYS else ""
 
@@ -343,8 +343,8 @@ def refuse(message: Message, code: Refusal, key: str = "") -> Message:
     asked = message.content.config_records.get("ask", ConfigRecord())
     ticket = {key: asked[key] for key in ("run", "query", "round", "attempt") if key in asked}
     head = ConfigRecord({**ticket, "protocol": PROTOCOL, "code": code.value})
-    if told := told_key(code.value, key):  # Flower cannot count the bytes of an empty string
-        head["key"] = told
+    if named := policy_key(code.value, key):  # Flower cannot count the bytes of an empty string
+        head["key"] = named
     return Message(RecordDict({"answer": head}), reply_to=message)
 
 
@@ -394,5 +394,5 @@ def accepted(message: Message) -> ConfigRecord:
     code = str(config.get("code", ""))
     if code != "ok":
         known = code if code in {item.value for item in Refusal} else Refusal.MALFORMED.value
-        raise Absent(Refusal(known), Absence.refusal(known, told_key(known, config.get("key"))))
+        raise Absent(Refusal(known), Absence.refusal(known, policy_key(known, config.get("key"))))
     return config

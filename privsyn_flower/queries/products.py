@@ -134,7 +134,7 @@ _COUNTED = 4e-6  # relative error of a squared norm in float32, at most
 EXACT = 2.0**12  # up to this sensitivity squares sum to 2^24 at most, exact in float32
 
 
-def rounding_room(sensitivity: float, size: int) -> float:
+def max_norm_before_rounding(sensitivity: float, size: int) -> float:
     """The L2 norm from which rounding `size` entries to the nearest rarely passes `sensitivity`.
 
     Rounding adds size / 12 to the squared norm in the mean, with a standard deviation of about
@@ -148,7 +148,9 @@ def rounding_room(sensitivity: float, size: int) -> float:
 
 
 def round_within(scaled: NDArray[Any], sensitivity: float, out: NDArray[Any]) -> None:
-    """Rows (u, m) of norm up to `rounding_room`, PRIVATE -> whole numbers of norm <= sensitivity.
+    """Rows (u, m), PRIVATE -> whole numbers of norm <= `sensitivity`.
+
+    The rows have norm up to `max_norm_before_rounding`.
 
     float32 up to a sensitivity of 4096, float64 beyond. Each row by itself.
     """

@@ -21,9 +21,9 @@ from privsyn_flower.queries.products import (
     EXACT,
     LARGEST,
     Candidates,
+    max_norm_before_rounding,
     norms,
     round_within,
-    rounding_room,
     units,
     user_sums,
     whole_candidates,
@@ -236,7 +236,7 @@ class _Scoring:
         """Each user's vector as whole numbers (u, m)."""
         factors = factors * plan.scale
         found = np.sqrt(np.square(factors * lengths).sum(axis=1))  # (u,)
-        longest = rounding_room(plan.sensitivity, int(self.ends[-1]))
+        longest = max_norm_before_rounding(plan.sensitivity, int(self.ends[-1]))
         factors *= np.minimum(1.0, longest / np.where(found > 0, found, 1.0))[:, None]
         scaled: NDArray[Any] = scores
         integers: NDArray[Any] = scratch  # (u, m), as scaled

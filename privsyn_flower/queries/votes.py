@@ -259,12 +259,12 @@ def prepare(candidates: F32, neighbors: int, metric: str, classes: Ints | None =
 
 
 def nearest_candidates(
-    rows: F32, kept: Ints | None, question: Question, own: Ints | None = None
+    rows: F32, selection: Ints | None, question: Question, own: Ints | None = None
 ) -> tuple[Ints, Ints]:
     """The `neighbors` least scores of each row: indices (v, k), and which rows they are (v,).
 
-    rows: (n, d); kept: indices of the rows asked for, None for all. Positions in the second
-    result count kept rows; rows that are not finite are left out. Ties go to the lowest index.
+    rows: (n, d); selection: indices of the rows asked for, None for all. Positions in the second
+    result count selected rows; rows that are not finite are left out. Ties go to the lowest index.
     own: the class (n,) of each row, one of the question's; only candidates of it can be chosen. All
     are compared with, whatever the class, so the product takes as long for each; near ties are
     decided again within the class, which takes longer where it has more of them.
@@ -275,12 +275,12 @@ def nearest_candidates(
             f"embeddings have dimension {rows.shape[1]}, candidates {question.slope.shape[1]}: "
             "both must come from the same embedder"
         )
-    total = len(rows) if kept is None else len(kept)
+    total = len(rows) if selection is None else len(selection)
     step = max(1, BLOCK_BYTES // (4 * question.size))
     chosen = [np.empty((0, question.neighbors), dtype=np.intp)]
     voted = [np.empty(0, dtype=np.intp)]
     for start in range(0, total, step):
-        here = slice(start, start + step) if kept is None else kept[start : start + step]
+        here = slice(start, start + step) if selection is None else selection[start : start + step]
         block, barred = rows[here], None
         if own is not None and question.classes is not None:
             barred = own[here][:, None] != question.classes  # (b, m): of another class than the row

@@ -64,39 +64,39 @@ class Party:
     accept: Accept = anybody
 
 
-def answer(asked: Mapping[str, Any], state: State, party: Party) -> bytes:
-    """The node's bytes for the stage that `asked`, from an untrusted side, names.
+def answer(request: Mapping[str, Any], state: State, party: Party) -> bytes:
+    """The node's bytes for the stage that `request`, from an untrusted side, names.
 
     Raises SecaggError, or whatever `party` raises. Either way the session is over for this node
     and its secrets are erased, unless the message was of another session or stage.
     """
     try:
-        return _stage(asked, state, party)
+        return _stage(request, state, party)
     except BaseException as error:
         if not (isinstance(error, SecaggError) and error.code is Code.SESSION):
             state.clear()
         raise
 
 
-def session_of(asked: Mapping[str, Any], state: State) -> Session:
+def session_of(request: Mapping[str, Any], state: State) -> Session:
     """The session that a stage belongs to. Raises SecaggError."""
-    if asked.get("stage") == "advertise":
-        return Session.from_json(str(asked.get("session", "")))
+    if request.get("stage") == "advertise":
+        return Session.from_json(str(request.get("session", "")))
     if "session" not in state:
         raise SecaggError(Code.SESSION, "this node is in no session (restarted?)")
     return Session.from_json(str(state["session"]))
 
 
-def _stage(asked: Mapping[str, Any], state: State, party: Party) -> bytes:
+def _stage(request: Mapping[str, Any], state: State, party: Party) -> bytes:
     def payload(key: str) -> bytes:
-        value = asked.get(key)
+        value = request.get(key)
         if not isinstance(value, bytes):
             raise SecaggError(Code.MALFORMED, f"{key!r} is missing")
         return value
 
-    stage = asked.get("stage")
+    stage = request.get("stage")
     if stage == "advertise":
-        session = session_of(asked, state)
+        session = session_of(request, state)
         return advertise(state, session, party.node_id, party.weight, party.identity).encode()
     digest = payload("session")
     if stage == "share":

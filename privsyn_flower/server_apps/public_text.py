@@ -86,7 +86,7 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
 def _tell(left_out: LeftOut, config: RunConfig, progress: Progress) -> None:
     if left_out.total():
         place = config.data.public_path
-        progress("data", 0, 1, left_out.told(place_name(place) if place else "public text"))
+        progress("data", 0, 1, left_out.summary(place_name(place) if place else "public text"))
 
 
 def carried_by(config: RunConfig) -> str:

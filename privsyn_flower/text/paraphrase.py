@@ -52,13 +52,13 @@ class Paraphraser(HuggingFaceGenerator):
     def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
         super().__init__(model, stop=(), **options)
 
-    def after(self, prompt: str, said: list[int]) -> torch.Tensor:
-        """Logits (len(said) + 1, v) of the tokens that follow the prompt, and said[:1], [:2] ..."""
+    def after(self, prompt: str, prefix: list[int]) -> torch.Tensor:
+        """Logits (len(prefix) + 1, v) of the tokens after the prompt, and prefix[:1], [:2] ..."""
         import torch
 
-        ids = [*self.tokenizer(prompt)["input_ids"], *said][-self._context :]
+        ids = [*self.tokenizer(prompt)["input_ids"], *prefix][-self._context :]
         logits: torch.Tensor = self.model(torch.tensor([ids], device=self.device)).logits[0]
-        return logits[-len(said) - 1 :]
+        return logits[-len(prefix) - 1 :]
 
     def _tell_cut(self, encoded: Sequence[Sequence[int]], room: int) -> None:
         """Nothing: how many texts are long is PRIVATE, and epsilon does not cover it."""
@@ -137,10 +137,10 @@ class Seq2SeqParaphraser(Paraphraser):
         self._longest = min(int(self.tokenizer.model_max_length), LONGEST)
         self._start = int(self.model.config.decoder_start_token_id)
 
-    def after(self, prompt: str, said: list[int]) -> torch.Tensor:
+    def after(self, prompt: str, prefix: list[int]) -> torch.Tensor:
         import torch
 
-        written = torch.tensor([[self._start, *said]], device=self.device)
+        written = torch.tensor([[self._start, *prefix]], device=self.device)
         read = torch.tensor(self._encode([prompt]), device=self.device)
         logits: torch.Tensor = self.model(input_ids=read, decoder_input_ids=written).logits[0]
         return logits

@@ -102,7 +102,7 @@ def class_words(groups: Sequence[Sequence[str]], count: int) -> list[tuple[str, 
     texts are cut into words twice.
     """
     frequencies = word_frequencies(groups)
-    return [_heaviest(_counted(texts), frequencies, count) for texts in groups]
+    return [_heaviest(_word_counts(texts), frequencies, count) for texts in groups]
 
 
 def text_words(text: str, frequencies: Frequencies, count: int) -> tuple[str, ...]:
@@ -110,10 +110,10 @@ def text_words(text: str, frequencies: Frequencies, count: int) -> tuple[str, ..
 
     frequencies: of the texts that it is one of, each a class (`word_frequencies`).
     """
-    return _heaviest(_counted([text]), frequencies, count)
+    return _heaviest(_word_counts([text]), frequencies, count)
 
 
-def _counted(texts: Iterable[str]) -> Counter[str]:
+def _word_counts(texts: Iterable[str]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(words_of(text))

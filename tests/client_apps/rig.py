@@ -95,7 +95,7 @@ def asked(kind: str, folder: Path, base: Path) -> Asked:
 
 
 def bare(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """From here on nodes draw no noise; what they ask of it is in the list. No rounding coins."""
+    """From here on nodes draw no noise; what they ask of it is in the list. No random rounding."""
     drawn: list[tuple[Any, ...]] = []
 
     def nothing(length: int, *numbers: Any) -> Any:

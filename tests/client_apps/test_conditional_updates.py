@@ -66,7 +66,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounding without coins, so that sums can be compared digit by digit."""
+    """Deterministic rounding, so that sums can be compared digit by digit."""
 
     def encode(vector: Any, plan: Any, seed: bytes) -> Any:
         return np.trunc(rotate(vector, seed) * plan.scale).astype(np.int64)

@@ -33,6 +33,7 @@ from privsyn_flower.strategies import DPFTRL, DPFedAvg
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.training import Layout
 from tests.conftest import loopback_message
+from tests.rigs import dropin as rigs
 from tests.rigs.dropin import (
     ARRAYS,
     CLIP,
@@ -244,7 +245,7 @@ def test_each_declared_user_is_trained_clipped_and_forgiven_alone() -> None:
     assert got[-1] == pytest.approx(0.0, abs=1e-2)  # one too long, one within, one nothing
 
 
-def test_a_user_whose_coin_fails_is_trained_and_counts_nothing() -> None:
+def test_an_unsampled_user_is_trained_and_counts_nothing() -> None:
     called: list[str] = []
 
     @private_training(users=lambda context: [f"u{number}" for number in range(40)])
@@ -394,7 +395,7 @@ def test_what_the_function_raises_is_counted_for_the_owner() -> None:
     assert not decoded(handler(ask(query, 2), context()), query, 2).any()
     (row,) = failures()
     at = str(row.pop("at")).rpartition(":")[0]
-    assert at == __file__
+    assert at == rigs.__file__
     ticket = {"run": TICKET.run, "round": TICKET.round, "attempt": TICKET.attempt}
     assert row == ticket | {"kind": "answer", "users": 2, "of": 2, "error": "NameError"}
 

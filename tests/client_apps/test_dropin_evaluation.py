@@ -264,7 +264,7 @@ def test_each_declared_user_is_measured_bounded_and_forgiven_alone() -> None:
     assert got == pytest.approx([2, 1, -2], abs=1e-3)
 
 
-def test_a_user_whose_coin_fails_is_measured_and_counts_nothing() -> None:
+def test_an_unsampled_user_is_measured_and_counts_nothing() -> None:
     called: list[str] = []
 
     @private_evaluation(users=lambda context: [f"u{number}" for number in range(40)])

@@ -1,8 +1,8 @@
-"""Whether a user's coin came up must not show in the work of its node: the calls are compared.
+"""Whether a user was sampled must not show in the work of its node: the calls are compared.
 
 Time cannot be tested on a busy machine. So every call of this package's code on the way to an
 answer is written down with the shapes of its arrays, and calls of numpy, torch and the rest with
-their names: once where all coins came up, and once where some or none did.
+their names: once where all users are sampled, and once where some or none are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.rigs.answers import question
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 PACKAGE = str(Path(answers.__file__).parent.parent)
-COINS = {
+SAMPLES = {
     "none": np.zeros(6, dtype=bool),
     "some": np.array([True, False, False, True, False, True]),
 }
@@ -88,15 +88,15 @@ def calls(work: Callable[[], Any]) -> tuple[Calls, Any]:
     return found, result
 
 
-@pytest.mark.parametrize("fallen", COINS)
-def test_a_failed_coin_costs_the_node_the_same_work(
-    one: Asked, fallen: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("case", SAMPLES)
+def test_unsampled_users_cost_the_node_the_same_work(
+    one: Asked, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare(monkeypatch)
     rounds = iter(range(1, 10))
 
-    def traced(drawn: Any) -> tuple[Calls, Any]:
-        monkeypatch.setattr(answers, "poisson_sample", lambda count, rate: drawn)
+    def traced(sample: Any) -> tuple[Calls, Any]:
+        monkeypatch.setattr(answers, "poisson_sample", lambda count, rate: sample)
         rnd = next(rounds)
         message = one.message(rnd)
         made, reply = calls(lambda: one.answer(message))
@@ -104,10 +104,10 @@ def test_a_failed_coin_costs_the_node_the_same_work(
 
     traced(np.ones(6, dtype=bool))  # what is loaded and embedded only once
     everybody, all_of_them = traced(np.ones(6, dtype=bool))
-    fewer, some_of_them = traced(COINS[fallen])
+    fewer, some_of_them = traced(SAMPLES[case])
     assert everybody.total() > 100
     assert (everybody - fewer, fewer - everybody) == (Counter(), Counter())
-    assert (some_of_them != all_of_them).any() and some_of_them.any() == (fallen == "some")
+    assert (some_of_them != all_of_them).any() and some_of_them.any() == (case == "some")
 
 
 def test_a_central_node_works_for_those_who_count(
@@ -115,11 +115,11 @@ def test_a_central_node_works_for_those_who_count(
     causal_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its server is in the same house: the sum is the same, and the others' work is saved."""
+    """Its server is on the same machine: the sum is the same, and the others' work is saved."""
     bare(monkeypatch)
     one = asked("plain step", tmp_path, causal_folder)
     one.rate = 0.5
-    monkeypatch.setattr(answers, "poisson_sample", lambda count, rate: COINS["some"])
+    monkeypatch.setattr(answers, "poisson_sample", lambda count, rate: SAMPLES["some"])
     real, trained = LoadedLM.rows, list[list[str]]()
 
     def watched(self: LoadedLM, texts: list[str], *args: Any) -> Any:
@@ -137,25 +137,24 @@ def test_a_central_node_works_for_those_who_count(
         reply = answers.reply(one.message(rnd), node_context({}), node, UPDATE)
         sums.append(one.integers(reply, rnd))
         texts.append(list(trained))
-    sampled = [own for own, coin in zip(USERS.values(), COINS["some"], strict=True) if coin]
+    sampled = [own for own, drawn in zip(USERS.values(), SAMPLES["some"], strict=True) if drawn]
     assert texts == [list(USERS.values()), sampled]
     assert sums[0].any() and np.abs(sums[0] - sums[1]).max() <= 1  # float32, and its place
 
 
-def test_a_node_counts_a_round_whatever_the_coin(
+def test_a_node_charges_a_round_whoever_is_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server's account may be amplified; the owner's is not."""
+    """The server's accounting may be amplified; the owner's is not."""
     policy = Policy(aggregation=("plain",), min_noise_multiplier=0.5, min_surviving_weight=0.5)
     spent = []
-    for coin in (True, False):
-        cache = tmp_path / str(coin)
+    for sampled in (True, False):
+        cache = tmp_path / str(sampled)
         node = Node(
             Hello(6, 0, deployed=True), cache, "ngram-64", "cpu", policy, None, lambda: USERS
         )
-        monkeypatch.setattr(
-            answers, "poisson_sample", lambda count, rate, coin=coin: np.full(count, coin)
-        )
+        drawn = np.full(6, sampled)
+        monkeypatch.setattr(answers, "poisson_sample", lambda count, rate, drawn=drawn: drawn)
         for rnd in (1, 2, 3):
             noise = Noise(4.0, SENSITIVITY, 32, 6.0, sampling_rate=0.1)
             message = wire.ask(question(), Ticket("run", "votes", rnd, 1), noise, 1, 6, 60.0)

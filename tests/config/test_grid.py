@@ -62,7 +62,7 @@ def test_points_and_their_settings(tmp_path: Path) -> None:
     assert grid.settings(one, last, {}) == {
         **common, "epsilon": 7.58, "data.users": 80, "rounds": 3,
     }  # fmt: skip
-    assert grid.varied() == {"epsilon", "data.users", "rounds"}
+    assert grid.varying_keys() == {"epsilon", "data.users", "rounds"}
 
 
 METHOD = '[[methods]]\nname = "a"\nconfig = "a.toml"\n'

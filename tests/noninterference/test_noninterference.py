@@ -32,7 +32,7 @@ from .worlds import Case, app_world, population, world
 __all__ = ["forced", "rig"]  # fixtures
 FULL = os.environ.get("PRIVSYN_NONINTERFERENCE") == "full"
 
-COINS = (("sampler", "poisson"), ("sampling-rate", 0.5), ("epsilon", 20.0))
+POISSON = (("sampler", "poisson"), ("sampling-rate", 0.5), ("epsilon", 20.0))
 
 # Between them: every method, both kinds of node, every format, with and without labels, masked
 # sums and plain ones, coins, turns, evaluations and both parties that may add the noise.
@@ -53,7 +53,7 @@ FEW: list[tuple[Case, tuple[str, ...]]] = [
     (Case("dp-fedavg", False, "jsonl", held_out=True), ("together", "blank")),
     (Case("dp-ftrl", True, "jsonl"), ("together", "raising")),
     (Case("ctcl", True, "jsonl", labels=True), ("together", "raising")),
-    (Case("ctcl", False, "csv", values=COINS), ("together",)),
+    (Case("ctcl", False, "csv", values=POISSON), ("together",)),
     (Case("evaluation", True, "csv"), ("together", "raising")),
     (Case("app", True, "csv"), ("together", "raising")),
     (Case("app-ftrl", False, "jsonl", values=(("aggregation", "plain"),)), ("together", "empty")),

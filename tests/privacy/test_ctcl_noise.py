@@ -1,7 +1,7 @@
 """CTCL's noise (Tan et al. 2025, arXiv 2503.12347, appendix E): multipliers, and what they cost.
 
-2,000 steps of 4,096 records on average, drawn by coins, and one topic histogram of multiplier 10 of
-all records, at delta = 1 / (N ln N).
+2,000 steps of 4,096 records on average, by Poisson sampling, and one topic histogram of multiplier
+10 of all records, at delta = 1 / (N ln N).
 """
 
 from __future__ import annotations

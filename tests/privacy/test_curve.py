@@ -56,7 +56,7 @@ def test_the_default_run_against_dp_accounting() -> None:
         assert epsilon <= found + 1e-9 and epsilon == pytest.approx(found, rel=2e-3)
 
 
-def test_users_who_toss_coins() -> None:
+def test_sampled_users() -> None:
     noise = {(2.0, 0.2): 5}
     curve = privacy_curve(noise, DELTA)
     own = composed_epsilon(noise, gaussian_delta(DELTA))
@@ -67,7 +67,7 @@ def test_users_who_toss_coins() -> None:
         assert epsilon <= composed_epsilon({(z, 1.0): n for (z, _), n in noise.items()}, gaussians)
 
 
-def test_below_the_accountants_precision_no_coins_are_counted_so_no_pair_is_told() -> None:
+def test_below_the_accountants_precision_no_sampling_is_counted_so_no_pair_is_told() -> None:
     noise = {(4.0, 0.5): 3}
     curve = privacy_curve(noise, 1e-10)
     assert (composed_epsilon(noise, gaussian_delta(1e-10)), 1e-10) in curve

@@ -119,7 +119,7 @@ def test_plans_hold_the_sum(length, weight, z, bits):
         assert plan.sensitivity <= 1.01 * norm
 
 
-def test_coins_are_uniform_and_every_chunk_has_its_own(monkeypatch):
+def test_rounding_is_uniform_and_every_chunk_has_its_own_bits(monkeypatch):
     poisson_sample = dense._uniform(100_000)
     assert (
         poisson_sample.dtype == np.float32
@@ -236,7 +236,7 @@ def test_no_more_users_are_drawn_than_the_modulus_holds(weight: int, rate: float
     assert dense.drawn(weight, 1.0) == weight
 
 
-def test_coins_leave_room_for_more_users_in_the_same_bits() -> None:
+def test_sampling_leaves_room_for_more_users_in_the_same_bits() -> None:
     numbers = (1.0, 1 << 20, 1.0, 1_939_290, 1_939_290)
     with pytest.raises(WrapAround):
         dense.dense_numbers(*numbers, 54_000)

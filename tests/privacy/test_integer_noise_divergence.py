@@ -111,7 +111,7 @@ def test_a_user_beyond_the_sensitivity_is_not_covered(by):
         check_one([1, 1, 2], by, 3)
 
 
-# --- users who toss coins -------------------------------------------------------------------
+# --- sampled users --------------------------------------------------------------------------
 
 
 def sampled_delta(epsilon, rate, mu, *, present):

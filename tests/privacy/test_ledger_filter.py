@@ -21,7 +21,7 @@ from privsyn_flower.privacy.accounting import gaussian_mu
 from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.ledger.filters import SLACK, charged_epsilon, new_header
 from privsyn_flower.privacy.ledger.refusals import why_refused
-from privsyn_flower.privacy.ledger.usage import remaining_rounds, room_for
+from privsyn_flower.privacy.ledger.usage import affordable_charges, remaining_rounds
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.privacy.wording import at_most
 from tests.rigs.ledger import (
@@ -99,7 +99,11 @@ def test_hardly_any_noise_is_refused_not_an_overflow(path):
     for z in (1e-3, 1e-160, 1e-300):
         with pytest.raises(BudgetExceeded, match="would make it"):
             reserve(ledger, z)
-        assert remaining_rounds(ledger, z) == room_for(ledger, [{"noise_multiplier": z}]) == 0
+        assert (
+            remaining_rounds(ledger, z)
+            == affordable_charges(ledger, [{"noise_multiplier": z}])
+            == 0
+        )
     assert ledger.charges() == []
 
 
@@ -121,10 +125,13 @@ def test_nodes_and_an_aggregator_share_one_ledger(path):
     with pytest.raises(BudgetExceeded, match=r"total variation.*raise delta.*phones\.jsonl"):
         reserve(ledger, 40.0, total_variation=0.4 * apart)
     assert path.read_bytes() == content
-    assert room_for(ledger, [too_far]) == 0 and room_for(ledger, [{"noise_multiplier": 40.0}]) == 1
+    assert (
+        affordable_charges(ledger, [too_far]) == 0
+        and affordable_charges(ledger, [{"noise_multiplier": 40.0}]) == 1
+    )
     reserve(ledger, 40.0)  # an aggregator's goes on
     again = reserve(ledger, 40.0, total_variation=0.3 * apart)
-    assert room_for(ledger, [too_far]) == 0
+    assert affordable_charges(ledger, [too_far]) == 0
     ledger.void(again, "nobody was asked")  # gives its distance back, too
     reserve(ledger, 40.0, total_variation=0.3 * apart)
 
@@ -181,19 +188,19 @@ def test_adaptive_noise_composes_by_sum_of_mu_squared(path):
     assert remaining_rounds(ledger, 6.0) == math.floor(left * 36)
 
 
-def test_room_for_releases_of_different_noise(path):
+def test_affordable_charges_of_different_noise(path):
     ledger = make(path)
     reserve(ledger, 5.0)
     wanted = [{"noise_multiplier": z} for z in (3.0, 1.0, 0.8, 0.4, 9.0)]
     content = path.read_bytes()
-    room = room_for(ledger, wanted)
+    room = affordable_charges(ledger, wanted)
     assert path.read_bytes() == content and 0 < room < 5
     for noise in wanted[:room]:
         reserve(ledger, noise["noise_multiplier"])
     with pytest.raises(BudgetExceeded):
         reserve(ledger, wanted[room]["noise_multiplier"])
-    assert room_for(ledger, wanted[room:]) == 0 and room_for(ledger, []) == 0
-    assert room_for(make(path.with_name("open.jsonl"), total=None), wanted) is None
+    assert affordable_charges(ledger, wanted[room:]) == 0 and affordable_charges(ledger, []) == 0
+    assert affordable_charges(make(path.with_name("open.jsonl"), total=None), wanted) is None
 
 
 def test_a_resumed_run_has_room_for_what_it_gives_back(path):
@@ -201,10 +208,12 @@ def test_a_resumed_run_has_room_for_what_it_gives_back(path):
     wanted = [{"noise_multiplier": z}] * 2
     ledger.commit(reserve(ledger, z, run="killed"))
     charge = reserve(ledger, z, run="killed")
-    assert room_for(ledger, wanted) == room_for(ledger, wanted, run="other") == 0
-    assert room_for(ledger, wanted, run="killed") == 1
+    assert (
+        affordable_charges(ledger, wanted) == affordable_charges(ledger, wanted, run="other") == 0
+    )
+    assert affordable_charges(ledger, wanted, run="killed") == 1
     ledger.mark_sent(charge)  # from here on it stays
-    assert room_for(ledger, wanted, run="killed") == 0
+    assert affordable_charges(ledger, wanted, run="killed") == 0
 
 
 def test_without_a_total_the_number_is_no_guarantee(path):

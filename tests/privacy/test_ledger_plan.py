@@ -26,7 +26,7 @@ from privsyn_flower.privacy.ledger.filters import (
     places,
 )
 from privsyn_flower.privacy.ledger.refusals import why_refused
-from privsyn_flower.privacy.ledger.usage import remaining_rounds, room_for
+from privsyn_flower.privacy.ledger.usage import affordable_charges, remaining_rounds
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.server_apps.privacy_plan import ledger_terms, privacy_plan
 
@@ -99,9 +99,9 @@ def test_what_costs_less_is_covered(path: Path) -> None:
     assert places(PLANNED, ledger.charges()) == [5]
     assert ledger.spent_epsilon() < ledger.header.epsilon_of(ledger.charges())
     wanted = [{"noise_multiplier": 3.0, "sampling_rate": RATE}] * 30
-    assert room_for(ledger, wanted) == ROUNDS - 5
+    assert affordable_charges(ledger, wanted) == ROUNDS - 5
     wanted[3] = {"noise_multiplier": 3.0, "sampling_rate": 0.11}
-    assert room_for(ledger, wanted) == 3
+    assert affordable_charges(ledger, wanted) == 3
 
 
 @pytest.mark.parametrize(("z", "rate"), [(Z * 0.999, RATE), (Z, RATE * 1.001), (50.0, 1.0)])
@@ -133,7 +133,7 @@ def test_sampled_and_unsampled_runs_have_ledgers_of_their_own(path: Path) -> Non
     unsampled = make(other, None)
     with pytest.raises(LedgerError, match=r"without sampling .*sampling-rate = 0\.1: set sampler"):
         make(other)
-    # Coins are worth nothing to a sum of mu^2.
+    # Sampling is worth nothing to a sum of mu^2.
     reserve(unsampled, 5.0)
     assert [charge.mu_squared for charge in unsampled.charges()] == pytest.approx([1 / 25])
 
@@ -196,8 +196,8 @@ def test_distance_is_limited_by_itself(path: Path) -> None:
     reserve(ledger, total_variation=0.4 * apart)
     assert ledger.spent_epsilon() <= TOTAL
     noise = {"noise_multiplier": Z, "sampling_rate": RATE}
-    assert room_for(ledger, [noise | {"total_variation": 0.1 * apart}]) == 0
-    assert room_for(ledger, [noise] * 3) == 3
+    assert affordable_charges(ledger, [noise | {"total_variation": 0.1 * apart}]) == 0
+    assert affordable_charges(ledger, [noise] * 3) == 3
 
 
 def test_void_gives_a_release_back_and_sent_does_not(path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_charge_that_no_plan_covers_ends_the_ledger(path: Path) -> None:
     foreign = json.loads(row) | {"id": "2", "round": 99, "sampling_rate": 0.9}
     path.write_text("\n".join([header, row, json.dumps(foreign), ""]))
     assert remaining_rounds(ledger, Z, sampling_rate=RATE) == 0
-    assert room_for(ledger, [{"noise_multiplier": Z, "sampling_rate": RATE}]) == 0
+    assert affordable_charges(ledger, [{"noise_multiplier": Z, "sampling_rate": RATE}]) == 0
     with pytest.raises(BudgetExceeded, match="has spent epsilon = inf"):
         reserve(ledger)
 

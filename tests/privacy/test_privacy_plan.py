@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
-from privsyn_flower.privacy.ledger.usage import room_for
+from privsyn_flower.privacy.ledger.usage import affordable_charges
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
 from privsyn_flower.privacy.plan import ROUNDS, Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import (
@@ -31,7 +31,7 @@ from privsyn_flower.strategies.engine.session import trusted_noise
 
 DELTA = 1e-5
 LEFT = 0.999 * DELTA  # a thousandth is the integers'
-COINS = Sampler("poisson", 0.1)
+POISSON = Sampler("poisson", 0.1)
 
 
 def correlated(rounds: int, **options: Any) -> Phase:
@@ -128,11 +128,14 @@ def test_the_ledger_takes_the_phases_in_any_order_and_nothing_more(
 
 
 SAMPLED = [  # to find the rest's noise takes seconds
-    [Phase(ROUNDS, 3, 1, COINS), Phase("histogram", 1, share=0.2)],
-    [Phase(ROUNDS, 3, 1, COINS, multiplier=1.5), Phase("evaluation", 2, 0, COINS, multiplier=2.0)],
+    [Phase(ROUNDS, 3, 1, POISSON), Phase("histogram", 1, share=0.2)],
+    [
+        Phase(ROUNDS, 3, 1, POISSON, multiplier=1.5),
+        Phase("evaluation", 2, 0, POISSON, multiplier=2.0),
+    ],
     [
         Phase("histogram", 1, source="aggregator", multiplier=12.0),
-        Phase(ROUNDS, 3, 0, COINS, multiplier=2.0),
+        Phase(ROUNDS, 3, 0, POISSON, multiplier=2.0),
     ],
 ]
 
@@ -154,17 +157,17 @@ def test_sampled_mixtures(phases: list[Phase], tmp_path: Path) -> None:
     assert made.plan is not None and sum(kind.releases for kind in made.plan) == len(wanted)
     random.Random(7).shuffle(wanted)
     book = spend(made, tmp_path / "p.jsonl", wanted)
-    assert [room_for(book, [charge]) for charge in wanted] == [0] * len(wanted)
+    assert [affordable_charges(book, [charge]) for charge in wanted] == [0] * len(wanted)
     again = Ledger.open(book.path, population="p", **made.ledger_terms())
     assert again.header == book.header
 
 
-def test_correlated_rounds_beside_coins_are_refused() -> None:
+def test_correlated_rounds_beside_sampling_are_refused() -> None:
     """Their charges are not alike: the plan of the ledger would refuse the run's own rounds."""
     with pytest.raises(
         ValueError, match=r"ftrl: noise that is correlated .* sampling-rate below 1"
     ):
-        plan_privacy(2.0, DELTA, [correlated(6), Phase("histogram", 1, 0, COINS)])
+        plan_privacy(2.0, DELTA, [correlated(6), Phase("histogram", 1, 0, POISSON)])
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -172,7 +175,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"spare": -1}, "spare-rounds = -1 "),
     ({"share": 1.0}, "share = 1.0 "),
     ({"multiplier": math.nan}, "noise-multiplier = nan"),
-    ({"source": "aggregator", "sampler": COINS}, "sampling-rate = 0.1"),
+    ({"source": "aggregator", "sampler": POISSON}, "sampling-rate = 0.1"),
     ({"participation": Participation(1)}, "p: noise of the nodes"),
     ({"source": "aggregator", "participation": Participation(1)}, "p: give correlation and"),
     (
@@ -244,15 +247,15 @@ def test_one_phase_of_a_trusted_aggregator_takes_the_server_out_of_the_claim() -
     assert "The server is TRUSTED" in short
 
 
-def test_coins_of_one_phase_are_said() -> None:
-    long, short = said(Phase(ROUNDS, 3), Phase("histogram", 1, 0, COINS))
+def test_sampling_of_one_phase_is_in_the_sentence() -> None:
+    long, short = said(Phase(ROUNDS, 3), Phase("histogram", 1, 0, POISSON))
     assert "privacy loss distribution (PLD)" in long and "exact privacy curve" not in long
     assert "in which each user takes part with probability 0.1" in long
     assert "for 'histogram', each user takes part in a round with probability 0.1" in long
     assert "no amplification by sampling is claimed" not in long
     assert "never a user's own node" in short
 
-    long, short = said(Phase(ROUNDS, 3, 0, COINS), Phase("histogram", 1))
+    long, short = said(Phase(ROUNDS, 3, 0, POISSON), Phase("histogram", 1))
     assert "of 'histogram'" in long and "takes part with probability 1" in long
     assert "never a user's own node" in short
 
@@ -272,7 +275,7 @@ def test_rho_is_of_gaussians_without_sampling() -> None:
     assert "0.4688-zCDP (rho = mu^2 / 2), but for that part of delta." in said  # rounded up
 
     tossed = plan_privacy(
-        9.0, DELTA, [rounds, Phase("histogram", 1, 0, COINS).with_multiplier(4.0)]
+        9.0, DELTA, [rounds, Phase("histogram", 1, 0, POISSON).with_multiplier(4.0)]
     )
     assert tossed.rho is None
     said = statement_of(tossed, min_surviving_weight=0.85).sentence()
@@ -281,7 +284,7 @@ def test_rho_is_of_gaussians_without_sampling() -> None:
 
 def test_an_evaluation_of_other_users_is_not_said_with_the_rounds() -> None:
     beside = Phase("evaluation", 1, 0, evaluates=True)
-    noisy = [Phase(ROUNDS, 3, 0, COINS).with_multiplier(3.0), beside.with_multiplier(3.0)]
+    noisy = [Phase(ROUNDS, 3, 0, POISSON).with_multiplier(3.0), beside.with_multiplier(3.0)]
     statement = statement_of(plan_privacy(3.0, DELTA, noisy), min_surviving_weight=0.85)
     assert statement.evaluations == 0
     assert [(other[0], other[-1]) for other in statement.others] == [("evaluation", 1.0)]

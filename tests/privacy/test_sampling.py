@@ -1,4 +1,4 @@
-"""Coins have their rate, and sampling is claimed only against those from whom it is hidden."""
+"""Poisson sampling has its rate, and is claimed only against those from whom it is hidden."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from privsyn_flower.privacy.wording import sampling_sentence
 
 
 @pytest.mark.parametrize("rate", [0.03, 0.5, 0.9])
-def test_coins_have_their_rate(rate):
+def test_poisson_sample_has_its_rate(rate):
     tossed = poisson_sample(200_000, rate)
     assert tossed.shape == (200_000,) and tossed.dtype == np.bool_
     assert abs(tossed.mean() - rate) < 6 * math.sqrt(rate * (1 - rate) / 200_000)
@@ -34,7 +34,7 @@ def test_poisson_sample_compares_exactly_and_rounds_down(monkeypatch):
     assert poisson_sample(4, np.nextafter(1.0, 0.0)).tolist() == [True, True, True, False]
 
 
-def test_coins_of_everybody_and_nobody():
+def test_poisson_sample_of_everybody_and_nobody():
     assert poisson_sample(5, 1.0).tolist() == [True] * 5
     assert poisson_sample(0, 0.5).shape == (0,)
     first, second = poisson_sample(256, 0.5), poisson_sample(256, 0.5)

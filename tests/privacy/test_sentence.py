@@ -134,7 +134,7 @@ def test_samplers():
     assert "fixed number of nodes" in fixed and "no amplification" in fixed
     poisson = {"sampler": "poisson", "sampling_rate": 0.1}
     assert "probability 0.1" in replace(SECURE, **poisson).sentence()
-    assert "who takes part," not in replace(SECURE, **poisson).sentence()  # the coins are secret
+    assert "who takes part," not in replace(SECURE, **poisson).sentence()  # sampling is secret
     assert "against the server, which sees only sums" in replace(SECURE, **poisson).sentence()
     assert "which sees only sums" not in replace(PLAIN, **poisson).sentence()
     for one in (PLAIN, SECURE):
@@ -310,7 +310,7 @@ def every_statement() -> list[PrivacyStatement]:
     for changes in itertools.product(trust, samplers, said, simulated):
         try:
             found.append(replace(base, **{k: v for part in changes for k, v in part.items()}))
-        except ValueError:  # a trusted aggregator claims no coins and has no seed
+        except ValueError:  # a trusted aggregator claims no sampling and has no seed
             assert changes[0].get("noise_source") == "aggregator"
     return found
 

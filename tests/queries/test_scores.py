@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.queries import scores as module
 from privsyn_flower.queries import shard_scores, similarity_scores
-from privsyn_flower.queries.products import round_within, rounding_room
+from privsyn_flower.queries.products import max_norm_before_rounding, round_within
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SCORES = ("standardised", "centred", "mean-cosine")
@@ -318,12 +318,14 @@ def test_rounding_has_no_shrink_where_truncation_has():
     """18,000 entries of about 30: what decides the choice of the encoding."""
     rng = np.random.default_rng(0)
     vector = rng.standard_normal((4, 18_000))
-    vector *= rounding_room(4096.0, 18_000) / np.linalg.norm(vector, axis=1, keepdims=True)
+    vector *= max_norm_before_rounding(4096.0, 18_000) / np.linalg.norm(
+        vector, axis=1, keepdims=True
+    )
     scaled, out = vector.astype(np.float32), np.empty((4, 18_000), np.float32)
     round_within(scaled, 4096.0, out)
     shrink = (out * vector).sum(axis=1) / (vector**2).sum(axis=1)
     assert np.abs(shrink - 1).max() < 3e-4
-    assert rounding_room(4096.0, 18_000) > 0.9994 * 4096
+    assert max_norm_before_rounding(4096.0, 18_000) > 0.9994 * 4096
     truncated = (np.trunc(vector) * vector).sum(axis=1) / (vector**2).sum(axis=1)
     assert truncated.max() < 0.99
 

@@ -361,10 +361,10 @@ def test_a_trusted_aggregator_correlates_the_rounds(
     assert statement(config).epsilon <= 500
 
 
-def test_one_node_with_coins_as_in_the_paper(
+def test_one_node_with_sampling_as_in_the_paper(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
-    """Records as users, their coins, one plain step, AdamW, and a histogram of its own noise."""
+    """Records as users, sampling, one plain step, AdamW, and a histogram with noise of its own."""
     config = configured(
         **{
             "nodes": 1, "rounds": 3, "sampler": "poisson", "sampling-rate": 0.5, "epsilon": 20.0,

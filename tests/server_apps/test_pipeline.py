@@ -113,7 +113,7 @@ def test_the_same_apps_run_a_deployed_federation(tmp_path: Path, loopback: Any) 
 
 
 @pytest.mark.parametrize("kind", ["votes", "scores"])
-def test_a_run_with_coins_goes_on_with_its_plan(tmp_path: Path, loopback: Any, kind: str) -> None:
+def test_a_sampled_run_goes_on_with_its_plan(tmp_path: Path, loopback: Any, kind: str) -> None:
     """Votes and scores: killed after a release, resumed, and charged once for each."""
     config, contexts = deployed(tmp_path)
     asked = {"sampler": "poisson", "sampling-rate": 0.5, "epsilon": 4.0}

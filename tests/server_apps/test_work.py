@@ -155,10 +155,10 @@ def test_tiny_models_are_shipped_tuned_or_trained() -> None:
     ("settings", "sequences"),
     [
         ({}, 50 * 4),
-        # Coins are kept from the server by equal work: everyone who is asked trains.
+        # Sampling is hidden from the server by equal work: everyone who is asked trains.
         ({"sampler": "poisson", "sampling_rate": 0.1}, 50 * 4),
         ({"sampler": "fixed", "cohort_nodes": 3, "nodes": 6}, 25 * 4),
-        # A central node trains those whose coins came up.
+        # A central node trains those who were sampled.
         ({"sampler": "poisson", "sampling_rate": 0.1, "nodes": 1, "aggregation": "plain"}, 5 * 4),
         ({"nodes": 1, "aggregation": "plain"}, 50 * 4),
     ],

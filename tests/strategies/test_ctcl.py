@@ -92,7 +92,7 @@ def test_the_numbers_of_the_design_for_the_demo() -> None:
     assert found.main.multiplier == pytest.approx(1.96, abs=0.01)
 
 
-def test_coins_amplify_the_rounds_and_not_the_histogram() -> None:
+def test_sampling_amplifies_the_rounds_and_not_the_histogram() -> None:
     """One unsampled release beside sampled rounds, composed by privacy loss distributions."""
     poisson_sample = Sampler("poisson", 0.1)
     trainer = trainer_of(TrainingConfig(), sampler=poisson_sample)
@@ -143,7 +143,7 @@ def test_one_of_the_two_may_be_left_out() -> None:
 
 WAYS: dict[str, dict[str, Any]] = {
     "nodes": {},
-    "coins": {"sampler": Sampler("poisson", 0.5)},
+    "sampling": {"sampler": Sampler("poisson", 0.5)},
     "aggregator": {"noise": "aggregator", "ftrl": FtrlConfig(mechanism="tree")},
 }
 
@@ -156,7 +156,7 @@ def test_the_histogram_is_asked_once_and_then_the_rounds(
     way: str,
 ) -> None:
     """By real nodes; a run that goes on asks nobody again, and knows the same counts."""
-    grid, epsilon = nodes(tmp_path, loopback, base), 8.0 if way == "coins" else EPSILON
+    grid, epsilon = nodes(tmp_path, loopback, base), 8.0 if way == "sampling" else EPSILON
     strategy = made(base, **WAYS[way])
     run = session(grid, tmp_path / "run", strategy, epsilon)
     start = strategy.parameters()
@@ -177,7 +177,7 @@ def test_the_histogram_is_asked_once_and_then_the_rounds(
                 run="x", query="votes", round=1, attempt=1, noise_multiplier=first.multiplier
             )
     assert strategy.counts is not None and len(strategy.counts) == 4
-    assert way == "coins" or strategy.counts.sum() > 2  # of 6 users of norm 1
+    assert way == "sampling" or strategy.counts.sum() > 2  # of 6 users of norm 1
     moved = strategy.parameters()
     assert any(not np.array_equal(moved[name], start[name]) for name in start)
     sent = len(grid.sent)

@@ -26,7 +26,7 @@ from tests.app.report.records import deployment_of
 from tests.rigs.dp_fedavg import DELTA, WIDE, Writes, bits, killed_everywhere, numbers, quick, train
 from tests.strategies.training_rig import WEIGHTS, Arrays, Trainer, record, trainers
 
-COINS = Sampler("poisson", 0.25)
+POISSON = Sampler("poisson", 0.25)
 
 
 def by_hand(nodes: dict[int, Trainer], rounds: int, users: int, rate: float = 1.0) -> Arrays:
@@ -252,12 +252,12 @@ def test_adaptive_clipping_moves_the_norm(tmp_path: Path, loopback: Any) -> None
 
 def test_sampled_users_are_counted_by_the_rate(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers()
-    result = train(loopback(nodes), tmp_path, DPFedAvg(WIDE, sampler=COINS), num_rounds=1)
+    result = train(loopback(nodes), tmp_path, DPFedAvg(WIDE, sampler=POISSON), num_rounds=1)
     noise = nodes[100].asked[0][2]
     assert noise.sampling_rate == 0.25
     spent = epsilon(result.noise_multiplier, 2, gaussian_delta(DELTA), sampling_rate=0.25)
     assert spent <= 8.0 and result.noise_multiplier < calibrate(8.0, 2, DELTA)
-    # These nodes toss no coins: all answered, and the mean is over a quarter of them.
+    # These nodes sample nobody out: all answered, and the mean is over a quarter of them.
     want = by_hand(nodes, 1, 4, rate=4.0)
     for name, array in numbers(result.arrays).items():
         assert array == pytest.approx(want[name], abs=5e-3)
@@ -272,9 +272,9 @@ def charges_of(folder: Path) -> list[Charge]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("total", [0.0, 4.0])
-def test_a_run_with_coins_is_charged_on_a_plan(tmp_path: Path, loopback: Any, total: float) -> None:
+def test_a_sampled_run_is_charged_on_a_plan(tmp_path: Path, loopback: Any, total: float) -> None:
     """Every attempt is one of the plan's releases, spare ones too; a resume finds the same plan."""
-    strategy, book = DPFedAvg(WIDE, sampler=COINS), tmp_path / "book.jsonl"
+    strategy, book = DPFedAvg(WIDE, sampler=POISSON), tmp_path / "book.jsonl"
     shared: dict[str, Any] = {
         "population_name": "p",
         "ledger": book,
@@ -354,8 +354,8 @@ def test_settings_that_cannot_be_are_refused(keys: dict[str, Any], text: str) ->
         AveragingConfig(**keys)
 
 
-def test_coins_are_refused_where_they_amplify_nothing() -> None:
-    strategy = DPFedAvg(AveragingConfig(noise="aggregator"), sampler=COINS)
+def test_sampling_is_refused_where_it_amplifies_nothing() -> None:
+    strategy = DPFedAvg(AveragingConfig(noise="aggregator"), sampler=POISSON)
     with pytest.raises(ValueError, match=r"sampling-rate = 0\.25: .* or noise = 'nodes'"):
         strategy.phase(3)
 

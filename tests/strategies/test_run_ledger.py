@@ -20,8 +20,8 @@ from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import (
     COPY,
-    forget_unasked,
-    held,
+    discard_if_uncharged,
+    exclusive_ledger,
     ledger_path,
     open_ledger,
     run_id,
@@ -76,7 +76,7 @@ def parts_plan(folder: RunFolder) -> Any:
 def go(path: Path, grid: Any, strategy: Counting) -> Ledger:
     with RunFolder(path).lock():
         run, ledger = engine(path, grid, strategy)
-        with held(ledger, run.folder):
+        with exclusive_ledger(ledger, run.folder):
             run.run()
     return ledger
 
@@ -220,7 +220,10 @@ def test_copies_at_the_same_time_wait_for_each_other(
     interrupted(one, grid, after=1)
     shutil.copytree(one, two)
     run, ledger = engine(one, grid, Counting())
-    with held(ledger, run.folder), pytest.raises(LedgerError, match="in use by the run of process"):
+    with (
+        exclusive_ledger(ledger, run.folder),
+        pytest.raises(LedgerError, match="in use by the run of process"),
+    ):
         go(two, grid, Counting())
 
 
@@ -255,11 +258,13 @@ def test_a_begun_run_never_gets_a_new_ledger(
         go(path, grid, Counting())
     assert not book.exists()
     Ledger.open(book, population=f"run {book.stem}", **TERMS)  # somebody makes it anew
-    assert not forget_unasked(RunFolder(path))  # no start with other arguments begins anew either
+    assert not discard_if_uncharged(
+        RunFolder(path)
+    )  # no start with other arguments begins anew either
     with pytest.raises(LedgerError, match="not the ledger that this run began with"):
         go(path, grid, Counting())
     book.write_text(rows.splitlines(keepends=True)[0])  # as it was before the first charge
-    assert not forget_unasked(RunFolder(path)) and run_id(RunFolder(path)) == book.stem
+    assert not discard_if_uncharged(RunFolder(path)) and run_id(RunFolder(path)) == book.stem
     book.write_text("")
     with pytest.raises(LedgerError, match="alone knows what was spent"):
         go(path, grid, Counting())

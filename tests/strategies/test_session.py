@@ -12,7 +12,7 @@ import pytest
 
 from privsyn_flower.privacy import BudgetExceeded
 from privsyn_flower.privacy.accounting.sampling import Sampler
-from privsyn_flower.privacy.ledger.usage import room_for
+from privsyn_flower.privacy.ledger.usage import affordable_charges
 from privsyn_flower.privacy.plan import EVALUATIONS, ROUNDS, Phase
 from privsyn_flower.privacy.planning import evaluation_phases, plan_privacy
 from privsyn_flower.protocol.greeting import Hello
@@ -50,7 +50,7 @@ SAMPLED = Sampler("poisson", 0.5)
 PLANS = {
     "a share": [Phase("topics", share=0.1), Phase(ROUNDS, 2, 1)],
     "given noise": [Phase("topics", multiplier=3.0), Phase(ROUNDS, 2, 1)],
-    "coins": [Phase("topics", multiplier=3.0), Phase(ROUNDS, 2, 1, SAMPLED)],
+    "sampling": [Phase("topics", multiplier=3.0), Phase(ROUNDS, 2, 1, SAMPLED)],
 }
 
 
@@ -74,7 +74,7 @@ def test_a_histogram_and_then_rounds(tmp_path: Path, loopback: Any, name: str) -
         assert ledger.spent_epsilon() < EPSILON  # the spare round is left
         assert sum(c.total_variation for c in charges) <= ledger.header.total_variation
         spare = {"noise_multiplier": then.multiplier, "sampling_rate": then.rate}
-        assert room_for(ledger, [spare] * 2) == 1
+        assert affordable_charges(ledger, [spare] * 2) == 1
     assert len(question.released) == TOPICS and np.isfinite(question.released).all()
     said = run.statement.sentence()
     assert "over 1 of 'topics' with integer (discrete Gaussian) noise of at least" in said

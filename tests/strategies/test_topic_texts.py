@@ -61,7 +61,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 @pytest.mark.usefixtures("small_blocks")
 def test_every_topic_has_its_texts_in_a_mixed_order(tmp_path: Path) -> None:
     path = tmp_path / "synthetic.jsonl"
-    found = write_texts(ordered([9, 0, 5, 6]), Sayer, path, kept=usable(4, True))
+    found = write_texts(ordered([9, 0, 5, 6]), Sayer, path, postprocess=usable(4, True))
     rows = lines(path)
     assert (found.texts, found.drawn, found.dropped) == (20, 20, 0)
     assert Counter(row["topic"] for row in rows) == {0: 9, 2: 5, 3: 6}
@@ -75,14 +75,16 @@ def test_every_topic_has_its_texts_in_a_mixed_order(tmp_path: Path) -> None:
 def test_unusable_texts_are_drawn_again_from_their_own_topic(tmp_path: Path) -> None:
     order, path = ordered([10, 10, 10, 10]), tmp_path / "some.jsonl"
     sayer = Sayer(mute=0.3)
-    found = write_texts(order, lambda: sayer, path, kept=usable(4, True))
+    found = write_texts(order, lambda: sayer, path, postprocess=usable(4, True))
     lost = 40 - found.texts
     assert sayer.answered == found.drawn > 40 and found.dropped == lost <= 4  # 0.3^4 of 40: 0.3
     counts = Counter(row["topic"] for row in lines(path))
     assert all(10 - lost <= counts[topic] <= 10 for topic in range(4))
 
     silent = Sayer(mute=1.0)
-    nothing = write_texts(order, lambda: silent, tmp_path / "none.jsonl", kept=usable(4, True))
+    nothing = write_texts(
+        order, lambda: silent, tmp_path / "none.jsonl", postprocess=usable(4, True)
+    )
     assert (nothing.texts, nothing.drawn, nothing.dropped) == (0, 40 * DRAWS, 40)
     assert (tmp_path / "none.jsonl").read_text() == ""
 
@@ -90,13 +92,13 @@ def test_unusable_texts_are_drawn_again_from_their_own_topic(tmp_path: Path) -> 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_killed_writing_goes_on_with_the_same_text(tmp_path: Path) -> None:
     order, whole, cut = ordered([7, 8, 9, 10]), tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    write_texts(order, lambda: Sayer(mute=0.2), whole, kept=usable(4, True))
+    write_texts(order, lambda: Sayer(mute=0.2), whole, postprocess=usable(4, True))
     breaking = Sayer(mute=0.2, breaks_at=5)
     with pytest.raises(KeyboardInterrupt):
-        write_texts(order, lambda: breaking, cut, kept=usable(4, True))
+        write_texts(order, lambda: breaking, cut, postprocess=usable(4, True))
     assert not cut.exists()
     rest = Sayer(mute=0.2)
-    write_texts(order, lambda: rest, cut, kept=usable(4, True))
+    write_texts(order, lambda: rest, cut, postprocess=usable(4, True))
     assert cut.read_bytes() == whole.read_bytes()
     assert 0 < rest.answered < sum(order.topics >= 0)  # the blocks before were not written again
 
@@ -109,9 +111,9 @@ def test_a_killed_writing_goes_on_with_the_same_text(tmp_path: Path) -> None:
 def test_another_orders_blocks_are_not_taken(tmp_path: Path, change: dict[str, object]) -> None:
     order, path = ordered([8, 8, 8, 8]), tmp_path / "one.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        write_texts(order, lambda: Sayer(breaks_at=3), path, kept=usable(4, True))
+        write_texts(order, lambda: Sayer(breaks_at=3), path, postprocess=usable(4, True))
     fresh = Sayer()
-    write_texts(replace(order, **change), lambda: fresh, path, kept=usable(4, True))  # type: ignore[arg-type]
+    write_texts(replace(order, **change), lambda: fresh, path, postprocess=usable(4, True))  # type: ignore[arg-type]
     assert fresh.answered == 32
 
 

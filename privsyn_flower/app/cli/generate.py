@@ -15,7 +15,7 @@ from privsyn_flower.runs import write_jsonl
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.rewriting import rewrite, with_settings
 from privsyn_flower.strategies.ctcl.config import CtclConfig
-from privsyn_flower.strategies.synthesis.topic_writing import kept_by, write
+from privsyn_flower.strategies.synthesis.topic_writing import load_generation_inputs, write
 
 STAGE = "generate"
 
@@ -65,7 +65,7 @@ def _by_topics(
         config[CtclConfig],
         config.expand,
         config.models.device,
-        kept_by(folder, config[CtclConfig]),
+        load_generation_inputs(folder, config[CtclConfig]),
         target,
         samples=samples,
         seed=seed,

@@ -146,7 +146,7 @@ def left_out(config: RunConfig) -> Findings:
         counts[f"{BEYOND} = {most}"] += sum(max(0, len(own.samples) - most) for own in groups)
     if counts.total():
         of = "" if seen.whole else f", of its first {seen.rows:,} rows"
-        yield Finding(f"{counts.told(place_name(data.path))}{of}", fatal=False)
+        yield Finding(f"{counts.summary(place_name(data.path))}{of}", fatal=False)
     if without := sum(not own.samples for own in groups):
         yield Finding(
             f"{data.path}: {without:,} of {len(groups):,} users have no text", fatal=False

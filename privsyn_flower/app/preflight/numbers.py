@@ -17,7 +17,7 @@ from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
-from privsyn_flower.privacy.ledger.usage import room_for
+from privsyn_flower.privacy.ledger.usage import affordable_charges
 from privsyn_flower.privacy.plan import ROUNDS, Phase, PrivacyPlan
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.protocol.packing import LARGEST
@@ -160,7 +160,7 @@ def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Finding
             return
         raise
     wanted = _charges(config, _released(folder))
-    room = room_for(ledger, wanted, run=run)
+    room = affordable_charges(ledger, wanted, run=run)
     total = ledger.header.total_epsilon
     if room is None or total is None or room >= len(wanted):
         return

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from privsyn_flower.common.files import DataError, held, write_atomic
+from privsyn_flower.common.files import DataError, file_lock, write_atomic
 
 T = TypeVar("T")
 Position = tuple[int, ...]  # of a piece in its source; later pieces have larger ones
@@ -107,7 +107,7 @@ class Journal:
     def __enter__(self) -> Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as entered:
-            entered.enter_context(held(self.folder / f".{self.stage}.lock"))
+            entered.enter_context(file_lock(self.folder / f".{self.stage}.lock"))
             self._load()
             self._file = entered.enter_context(self._opened())
             self._began = time.monotonic()

@@ -77,8 +77,8 @@ def private_evaluation(
     def decorated(function: Handler) -> Handler:
         kind: Callable[[Ask], Kind] = lambda one: Kind(check_metrics, _vectors(one))  # noqa: E731
         if check is not None:
-            EVALUATION_CHECKS[function.__module__] = check, _found
-        return answering(function, users, weight, kind, check, _found, greets=False)
+            EVALUATION_CHECKS[function.__module__] = check, _read_reply
+        return answering(function, users, weight, kind, check, _read_reply, greets=False)
 
     return decorated if function is None else decorated(function)
 
@@ -160,7 +160,7 @@ def _vectors(evaluate: Ask) -> Callable[..., I64]:
     return vectors
 
 
-def _found(query: Query, arrays: Arrays, answer: Message) -> object:
+def _read_reply(query: Query, arrays: Arrays, answer: Message) -> object:
     """What the node takes from a reply. Raises as `_numbers`."""
     return _numbers(answer, _metrics(query)[0], weighted=_max_examples(query) > 0)
 

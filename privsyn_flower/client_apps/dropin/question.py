@@ -88,7 +88,7 @@ def asking(
     partition = str(context.node_config.get("partition-id", 0))
 
     def one(query: Query, arrays: Arrays, user: str) -> Message:
-        given = _asked(message, query, arrays, user if named else None)
+        given = _user_message(message, query, arrays, user if named else None)
         rnd = str(given.content["config"]["server-round"])
         with own_randomness(message.metadata.message_type, rnd, partition, ascii(user)):
             return function(given, context)
@@ -96,7 +96,7 @@ def asking(
     return one
 
 
-def _asked(message: Message, query: Query, arrays: Arrays, user: str | None) -> Message:
+def _user_message(message: Message, query: Query, arrays: Arrays, user: str | None) -> Message:
     """What the function would get from Flower's FedAvg: nobody else's copy of it."""
     config: dict[str, Any] = {
         key.removeprefix(CONFIG): value
@@ -129,16 +129,16 @@ def evaluation_to_come(query: Query) -> Query | None:
     return replace(query, kind="evaluation", options=options)
 
 
-def rehearsed(
+def with_rehearsal(
     kind: Kind,
-    made_up: Ask,
+    rehearse: Ask,
     read: Callable[[Query, Arrays, Message], object],
     passed: set[str],
     about: Callable[[Query], Query | None] = lambda query: query,
 ) -> Kind:
     """A kind that first tries the app's code on made-up data, once a process and model.
 
-    made_up(query, arrays, user): the reply of the author's own check. read: raises what the node
+    rehearse(query, arrays, user): the reply of the author's own check. read: raises what the node
     would find wrong with such a reply. passed: what went well. about: the question that is tried,
     given the one that came; None: nothing is. Nobody's data is opened, so what goes wrong may be
     told by a code: WireError(SETUP).
@@ -154,7 +154,7 @@ def rehearsed(
             return
         arrays = read_parameters(tried)
         try:
-            read(tried, arrays, made_up(tried, arrays, ""))
+            read(tried, arrays, rehearse(tried, arrays, ""))
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:

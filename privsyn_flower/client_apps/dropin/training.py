@@ -29,7 +29,7 @@ from privsyn_flower.client_apps.dropin.question import (
     evaluation_to_come,
     malformed,
     read_parameters,
-    rehearsed,
+    with_rehearsal,
 )
 from privsyn_flower.client_apps.node.device import (
     Node,
@@ -53,12 +53,12 @@ from privsyn_flower.training.layout import Layout, trained_layout
 Handler = Callable[[Message, Context], Message]
 Users = Callable[[Context], Sequence[str]]
 Weight = Callable[[Context], int]
-Found = Callable[[Query, Arrays, Message], object]
+ReplyReader = Callable[[Query, Arrays, Message], object]
 
 DROPIN_KEYS = {"cache", "policy", "weight"}  # of a device's node config; others are the app's own
 ONE_USER = "user"  # of a ClientApp that names none
 # Of evaluate functions, by the module they are of: the author's check, and what reads its reply.
-EVALUATION_CHECKS: dict[str, tuple[Handler, Found]] = {}
+EVALUATION_CHECKS: dict[str, tuple[Handler, ReplyReader]] = {}
 
 
 @overload
@@ -86,7 +86,7 @@ def private_training(
     the id as config["user"]. Without it the ClientApp is one user. weight: context -> the public
     number of users it stands for in a simulation, by default how many `users` names; on a device
     it is `weight` of the node config. A user whose function fails counts as zeros, and so does one
-    whom the node's coin leaves out: the function is called for all alike. Nothing that one
+    whom client-side sampling leaves out: the function is called for all alike. Nothing that one
     user's call leaves behind, as in a global or in context.state, may reach another user's: the
     noise is made for a user who moves one vector. The global generators of Python, numpy and torch
     are seen to here: each call draws by itself (`randomness.own_randomness`).
@@ -101,8 +101,11 @@ def private_training(
 
     def decorated(function: Handler) -> Handler:
         kind: Callable[[Ask], Kind] = lambda one: Kind(check_update, _vectors(one))  # noqa: E731
-        found: Found = lambda query, arrays, reply: _returned(reply, arrays)  # noqa: E731
-        return answering(function, users, weight, kind, check, found)
+
+        def read_reply(query: Query, arrays: Arrays, reply: Message) -> object:
+            return _returned(reply, arrays)
+
+        return answering(function, users, weight, kind, check, read_reply)
 
     return decorated if function is None else decorated(function)
 
@@ -113,15 +116,15 @@ def answering(
     weight: Weight | None,
     kind: Callable[[Ask], Kind],
     check: Handler | None,
-    found: Found,
+    read_reply: ReplyReader,
     *,
     greets: bool = True,
 ) -> Handler:
     """A handler of Flower's that calls the app's function only where a user's vector is made.
 
     kind: of question that it answers, given how the function is called for one user. check: the
-    author's, on made-up data; found(query, arrays, reply): what the node takes from a reply, or
-    raises. greets: it answers the greeting of a run, too.
+    author's, on made-up data. read_reply(query, arrays, reply): what the node takes from a reply,
+    or raises. greets: it answers the greeting of a run, too.
     """
     passed, measured = set[str](), set[str]()
 
@@ -133,12 +136,12 @@ def answering(
                 return answer_hello(message, node.facts)
             answers = kind(asking(function, message, context, named=users is not None))
             if check is not None:
-                made_up = asking(check, message, context, named=False)
-                answers = rehearsed(answers, made_up, found, passed)
+                rehearse = asking(check, message, context, named=False)
+                answers = with_rehearsal(answers, rehearse, read_reply, passed)
             if greets and function.__module__ in EVALUATION_CHECKS:
                 own, read = EVALUATION_CHECKS[function.__module__]
-                made_up = asking(own, message, context, named=False)
-                answers = rehearsed(answers, made_up, read, measured, evaluation_to_come)
+                rehearse = asking(own, message, context, named=False)
+                answers = with_rehearsal(answers, rehearse, read, measured, evaluation_to_come)
             return reply(message, context, node, answers)
 
         return guarded(message, answer)

@@ -40,20 +40,20 @@ class Failures:
     """Of the answer that a node is making; `write` ends it."""
 
     def __init__(self) -> None:
-        self._found: Counter[Cause] = Counter()
+        self._counts: Counter[Cause] = Counter()
 
     def add(self, kind: What, error: BaseException, users: int) -> None:
         """Count the users whom `error` left without a vector."""
         cause: Cause = (kind, type(error).__name__[:LONGEST], place_of(error))
-        if cause in self._found or len(self._found) < MOST_CAUSES:
-            self._found[cause] += users
+        if cause in self._counts or len(self._counts) < MOST_CAUSES:
+            self._counts[cause] += users
 
     def write(self, folder: Path, ticket: Ticket, of: int) -> None:
         """Append what was found to the folder's file. Raises nothing: a full disk is no answer.
 
         of: users that took part.
         """
-        found, self._found = self._found, Counter()
+        found, self._counts = self._counts, Counter()
         if not found:
             return
         rows = [

@@ -43,7 +43,7 @@ class Limit(NamedTuple):
 
 
 def cost(noise_multiplier: float, distance: float) -> Spent:
-    """Of one participation; inf where hardly any noise is promised.
+    """Of one participation; inf where hardly any noise is announced.
 
     noise_multiplier: guaranteed noise std / L2 bound of one user's vector. distance: total
     variation of the noise from (rounded) Gaussian noise. Raises ValueError unless the first is

@@ -1,7 +1,7 @@
 """Noise from epsilon: the smallest multiplier, or the most releases, that keeps one.
 
 What is found here is not taken on trust: `composition` prices it again, when a run's plan is made
-(`planning`) and when its ledger is (`ledger.filters`), and refuses what costs more.
+(`plan_privacy`) and when its ledger is (`ledger.filters`), and refuses what costs more.
 
 A look at what a multiplier costs may compose privacy loss distributions, which takes a tenth of a
 second and more. Epsilon falls in the multiplier, and its logarithm in the multiplier's is almost a

@@ -151,8 +151,8 @@ class Records(Protocol):
 
     def rounds(self) -> set[int]: ...
     def read(self, rnd: int, start: int, count: int) -> F64: ...
-    def begin(self, rnd: int, kept: Collection[int]) -> None:
-        """A new record; those of rounds not in `kept` are not needed any more."""
+    def begin(self, rnd: int, needed: Collection[int]) -> None:
+        """A new record; those of rounds not in `needed` are not needed any more."""
 
     def write(self, rnd: int, start: int, chunk: F64) -> None: ...
     def end(self, rnd: int) -> None:
@@ -168,7 +168,7 @@ class NoRecords:
     def read(self, rnd: int, start: int, count: int) -> F64:
         raise KeyError(rnd)
 
-    def begin(self, rnd: int, kept: Collection[int]) -> None: ...
+    def begin(self, rnd: int, needed: Collection[int]) -> None: ...
 
     def write(self, rnd: int, start: int, chunk: F64) -> None: ...
 
@@ -189,8 +189,8 @@ class MemoryRecords:
     def read(self, rnd: int, start: int, count: int) -> F64:
         return self._done[rnd][:, start : start + count]
 
-    def begin(self, rnd: int, kept: Collection[int]) -> None:
-        dead = [past for past in self._done if past not in kept]
+    def begin(self, rnd: int, needed: Collection[int]) -> None:
+        dead = [past for past in self._done if past not in needed]
         free = [self._done.pop(past) for past in dead]
         self._begun[rnd] = free[0] if free else np.empty(self._shape)
 
@@ -233,13 +233,13 @@ class FileRecords:
             raise OSError(f"{self._path(rnd)} ends early: remove it, it will be drawn again")
         return chunk
 
-    def begin(self, rnd: int, kept: Collection[int]) -> None:
+    def begin(self, rnd: int, needed: Collection[int]) -> None:
         self._close()
         written = self._place / f"record-{rnd:08d}.new"
         if not self._begun:
             for stale in set(self._place.glob("record-*.new")) - {written}:
                 shred(stale)
-        for past in self.rounds() - set(kept) - {rnd}:
+        for past in self.rounds() - set(needed) - {rnd}:
             if written.exists():
                 shred(self._path(past))
             else:

@@ -326,7 +326,7 @@ class _Search:
         """A complete subtree of 2^height blocks."""
         while len(self._full) <= height:
             half, size = self._full[-1], 1 << (len(self._full) - 1)
-            self._full.append(_counted(self._merge(half, half, size, size)))
+            self._full.append(_with_parent(self._merge(half, half, size, size)))
         return self._full[height]
 
     def partial(self, blocks: int) -> tuple[F64, int]:
@@ -337,9 +337,9 @@ class _Search:
         half = 1 << (height - 1)
         right, below = self.partial(blocks - half)
         for _ in range(below, height - 1):
-            right = _counted(right)  # nodes whose other half has no rounds
+            right = _with_parent(right)  # nodes whose other half has no rounds
         merged = self._merge(self.full(height - 1), right, half, blocks - half)
-        return _counted(merged), height
+        return _with_parent(merged), height
 
     def beside(self, left: F64, right: F64, right_size: int) -> F64:
         """Rounds taken so far and a subtree of `right_size` blocks after them."""
@@ -371,7 +371,7 @@ class _Search:
         return merged
 
 
-def _counted(states: F64) -> F64:
+def _with_parent(states: F64) -> F64:
     """The states with the node above them."""
     above: F64 = states + (np.arange(len(states)) ** 2.0)[:, None, None]
     return above

@@ -59,20 +59,20 @@ def not_covered(header: Header, noise_multiplier: float, sampling_rate: float) -
     )
 
 
-def check_plan(path: Path, found: Header, wanted: Plan | None) -> None:
+def check_plan(path: Path, header: Header, wanted: Plan | None) -> None:
     """Raises LedgerError unless the ledger counts what a run of this plan is calibrated for."""
-    if wanted is not None and found.budget is not None and found.plan is None:
+    if wanted is not None and header.budget is not None and header.plan is None:
         raise LedgerError(
             f"{path} was created for runs without sampling and gives nothing for sampling-rate = "
             f"{min(kind.sampling_rate for kind in wanted):g}: set sampler = 'full', or name "
             "another ledger (key ledger)"
         )
-    if wanted is None and found.plan is not None:
+    if wanted is None and header.plan is not None:
         raise LedgerError(
             f"{path} was created for runs whose users take part with a probability of at most "
-            f"{max(kind.sampling_rate for kind in found.plan):g}, this one asks all of them: set "
+            f"{max(kind.sampling_rate for kind in header.plan):g}, this one asks all of them: set "
             "sampler = 'poisson' and sampling-rate, or name another ledger (key ledger)"
         )
     for kind in wanted or ():
-        if refused := not_covered(found, *kind[:2]):
+        if refused := not_covered(header, *kind[:2]):
             raise LedgerError(f"{path}: {refused}")

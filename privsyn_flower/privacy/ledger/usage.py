@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.common.files import Held, held, replace_private
+from privsyn_flower.common.files import LockTaken, file_lock, replace_private
 from privsyn_flower.privacy.ledger.filters import SLACK, Header, fits
 from privsyn_flower.privacy.ledger.journal import Charge, LedgerError, locked, read_rows
 from privsyn_flower.privacy.ledger.ledger import Ledger, belongs, new_charge
@@ -30,8 +30,8 @@ def exclusive(ledger: Ledger) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(ledger.path.with_name(ledger.path.name + ".lock")))
-        except Held as error:
+            stack.enter_context(file_lock(ledger.path.with_name(ledger.path.name + ".lock")))
+        except LockTaken as error:
             raise LedgerInUse(
                 f"{ledger.path} is in use by the run of process {error.owner}: wait "
                 "for it, end it, or use another ledger (key ledger)"
@@ -68,7 +68,9 @@ def remaining_rounds(
     return math.floor(min(max(0.0, header.budget * (1 + SLACK) - spent) / cost, 2.0**53))
 
 
-def room_for(ledger: Ledger, wanted: Iterable[Mapping[str, Any]], *, run: str = "") -> int | None:
+def affordable_charges(
+    ledger: Ledger, wanted: Iterable[Mapping[str, Any]], *, run: str = ""
+) -> int | None:
     """How many of these charges, in this order, the total still takes; None without a total.
 
     wanted: arguments of `Ledger.reserve` for the noise of each. run: one that will be resumed, and

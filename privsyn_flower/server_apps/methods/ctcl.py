@@ -43,7 +43,7 @@ from privsyn_flower.strategies.synthesis.topic_texts import Written
 from privsyn_flower.strategies.synthesis.topic_writing import (
     MODEL,
     TOPICS,
-    Kept,
+    GenerationInputs,
     keep_shares,
     keep_topics,
     try_writing,
@@ -267,7 +267,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
             model = self._model(strategy, self.folder.path / MODEL)
             if self.topics is not None:
                 keep_shares(self.folder.path, strategy.proportions())
-            self.kept = Kept(model, self.topics, strategy.proportions())
+            self.kept = GenerationInputs(model, self.topics, strategy.proportions())
             return self._write(SYNTHETIC, self.kept)
 
     def _model(self, strategy: CTCL, target: Path) -> Path:
@@ -280,7 +280,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
         return build_folder(target, fill, result=True)
 
-    def _write(self, name: str, kept: Kept) -> int:
+    def _write(self, name: str, kept: GenerationInputs) -> int:
         """NAME.jsonl with `expand.samples` texts, unless it is there; how many there are."""
         target, facts = self.folder.path / f"{name}.jsonl", f"written-{name}"
         if not target.exists():
@@ -292,7 +292,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         stored = self.folder.load_value(facts) or {}
         return int(stored.get("texts", 0)) or len(read_jsonl(target))
 
-    def _written(self, name: str, kept: Kept, target: Path, samples: int) -> Written:
+    def _written(self, name: str, kept: GenerationInputs, target: Path, samples: int) -> Written:
         config = self.config
         return write(
             config[CtclConfig],
@@ -363,7 +363,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
             self._write(stage, self._compared(name))
             return _texts(self.folder.path / f"{stage}.jsonl")
 
-    def _compared(self, name: str) -> Kept:
+    def _compared(self, name: str) -> GenerationInputs:
         """The generator and the shares of a control: the run's own, or what stands for them."""
         kept = self.kept
         even = replace(kept, shares=np.full(len(kept.shares), 1 / len(kept.shares)))
@@ -377,7 +377,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
             return even
         return self._of_noise()
 
-    def _of_noise(self) -> Kept:
+    def _of_noise(self) -> GenerationInputs:
         """The identical pipeline on noise of the same variance in the place of both answers."""
         folder, model = RunFolder(self.folder.path / CONTROL), self.start
         strategy = self.strategy(folder)
@@ -387,7 +387,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
                 strategy.trainer, self.config, self.folder, folder, correlation, self.run.progress
             )
             model = export_model(self.start, strategy.parameters(), folder.path / MODEL)
-        return Kept(model, self.topics, self._noise_shares())
+        return GenerationInputs(model, self.topics, self._noise_shares())
 
     def _noise_shares(self) -> F64:
         """Of a histogram in which every topic is as popular as another, with the same noise."""

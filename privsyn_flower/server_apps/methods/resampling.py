@@ -17,7 +17,7 @@ from privsyn_flower.server_apps.topics import clusters_of
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.synthesis.topic_counts import NoTopicLeft, resampled
 from privsyn_flower.strategies.synthesis.topic_texts import Written
-from privsyn_flower.strategies.synthesis.topic_writing import TOPICS, Kept, keep_topics
+from privsyn_flower.strategies.synthesis.topic_writing import TOPICS, GenerationInputs, keep_topics
 from privsyn_flower.text.topics import TopicModel, load_topics
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 SYNTHETIC = "synthetic"  # the name of the result, and of the randomness of all text
 
-Write = Callable[[str, Kept, Path, int], Written]
+Write = Callable[[str, GenerationInputs, Path, int], Written]
 
 
-def as_it_comes(model: Path) -> Kept:
+def as_it_comes(model: Path) -> GenerationInputs:
     """A generator that is asked for no topic."""
-    return Kept(model, None, np.ones(1))
+    return GenerationInputs(model, None, np.ones(1))
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,17 @@ class Resampling:
             raise ConfigError(f"clusters of {len(pool)} synthetic texts: {error}") from None
         return keep_topics(self.folder.path, found)
 
-    def draw(self, name: str, artifact: Kept, target: Path) -> Written:
+    def draw(self, name: str, inputs: GenerationInputs, target: Path) -> Written:
         """Texts of a generator's pool to `target`, to the shares of the clusters in `kept.topics`:
         the cluster is a text's topic. Raises ConfigError when none can be drawn."""
-        topics, samples = artifact.topics, self.config.expand.samples
+        topics, samples = inputs.topics, self.config.expand.samples
         if topics is None:
             raise ValueError(f"{name}: there are no clusters to draw by")
-        pool = self.pool(name, artifact.model)
+        pool = self.pool(name, inputs.model)
         clusters = topics.assign(self.models.embedder().embed(pool))
         rng = seeded(self.config.seed, SYNTHETIC, "resample")
         try:
-            places = resampled(clusters, artifact.shares, samples, rng).tolist()
+            places = resampled(clusters, inputs.shares, samples, rng).tolist()
         except NoTopicLeft as error:
             raise ConfigError(str(error)) from None
         words = [list(own) for own in topics.keywords]

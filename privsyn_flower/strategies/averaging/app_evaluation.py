@@ -131,10 +131,10 @@ class PrivateEvaluation:
             figures |= zip(_keys(name), (ratio.value, ratio.low, ratio.high), strict=True)
         return figures
 
-    def options(self, asked: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-        """Of the question, but for its round. asked: as of `query`."""
+    def options(self, query_options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+        """Of the question, but for its round. query_options: as of `query`."""
         listed = json.dumps(self._listed())
-        return {**asked, METRICS: listed, "max-examples": self.max_examples}
+        return {**query_options, METRICS: listed, "max-examples": self.max_examples}
 
     def _listed(self) -> list[list[Any]]:
         return [[name, *pair] for name, pair in zip(self.metrics, self.bounds, strict=True)]
@@ -177,7 +177,7 @@ def evaluation_options(
 class AppEvaluations:
     """The evaluations of one run, made when their round comes.
 
-    session: the run's, which has promised them. cohort: of its rounds. rounds: how many. model,
+    session: the run's, whose plan has them. cohort: of its rounds. rounds: how many. model,
     options: as `PrivateEvaluation.query` has them.
     """
 
@@ -197,7 +197,7 @@ class AppEvaluations:
         if not last and rnd not in self.settings.rounds(self.rounds):
             return {}
         name = f"{EVALUATIONS}-{rnd:04d}"
-        begun = self.session.asked(EVALUATIONS) - {name}
+        begun = self.session.query_names(EVALUATIONS) - {name}
         if len(begun) >= self.settings.count(self.rounds):
             logger.warning(
                 "no evaluation after round %d: the %d paid for are used", rnd, len(begun)

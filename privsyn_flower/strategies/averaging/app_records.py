@@ -1,4 +1,4 @@
-"""Between somebody else's Flower app and a training run: its records, its figures, its promise."""
+"""Between a Flower app and a training run: its records, its figures, its privacy plan."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ ORDER = "arrays"  # option: names of the arrays in the app's own order, which fi
 
 @dataclass(kw_only=True, repr=False)
 class TrainingResult(Result):
-    """Flower's result, with what was promised for it.
+    """Flower's result, with its privacy plan.
 
     arrays: the final model, public. epsilon, delta: the run's guarantee, which
     `statement.sentence()` puts into words; spent: what was charged so far (no guarantee). rounds:
@@ -172,7 +172,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         noise that leaves nothing of so many users' updates, and a delta of 1 / users or more, are
         warnings. callbacks: told of each question, release and round (docs/tracking.md).
         Raises ValueError on arrays with NaN, on a config value that cannot travel, and on
-        arguments that promise something else than those that `folder` was begun with.
+        arguments with other invariants than those that `folder` was begun with.
         """
         asked = evaluation_options(evaluate_config, evaluation)
         how, waited = aggregation or SecureAggregation(), nodes or users
@@ -275,10 +275,10 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         answers = self.expected_users(users, session.spec.nodes) * main.rounds
         session.warn_if_infeasible(noise, answers, summed=f"the sum of all {main.rounds} rounds")
 
-    def invariants(self, made: PrivacyPlan) -> dict[str, Any]:
-        """What must not change while a run lasts, beside its promise."""
+    def invariants(self, plan: PrivacyPlan) -> dict[str, Any]:
+        """What must not change while a run lasts, beside its privacy plan."""
         kept: dict[str, Any] = {
-            "turns": "users" if self.schedule.get("cycle") else f"nodes {made.main.cycle}"
+            "turns": "users" if self.schedule.get("cycle") else f"nodes {plan.main.cycle}"
         }
         # An adaptive one is a number of the model, which a resume finds again.
         return kept if self.clipping else {**kept, "clip_norm": self.clip_norm}

@@ -3,7 +3,7 @@
 arXiv 2503.12347, section 3.3: the users' texts are counted by topic, once, and the generator is
 fine-tuned on pairs of a topic's keywords and a text; then it writes as many texts of each topic as
 the counts say. The paper is central. Here the histogram is a vote on the topics' vectors, and the
-fine-tuning is DP-FedAvg or DP-FTRL, whose nodes make the pairs: both under one promise.
+fine-tuning is DP-FedAvg or DP-FTRL, whose nodes make the pairs: both under one privacy plan.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from privsyn_flower.strategies.synthesis.topic_counts import (
     proportions,
     topic_question,
 )
-from privsyn_flower.strategies.synthesis.topic_writing import Kept, try_writing, write
+from privsyn_flower.strategies.synthesis.topic_writing import GenerationInputs, try_writing, write
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.prompts import LabelledText
 from privsyn_flower.text.topics import TopicModel
@@ -48,7 +48,7 @@ from privsyn_flower.training.conditions import Conditions
 from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 
 TOPICS = "topics"  # the phase of the histogram, and the folder of its release
-ASKED = "ctcl-histogram"  # what the histogram was asked with, in the run folder
+HISTOGRAM_QUERY = "ctcl-histogram"  # the query of the histogram, in the run folder
 WRITTEN = "ctcl-written"  # rounds that the texts of `start` were written after
 BOUND = 1.0  # L2 norm of one user's counts
 
@@ -75,9 +75,9 @@ def ctcl_phases(
     nodes: int = 0,
     noise_multiplier: float = 0.0,
 ) -> list[Phase]:
-    """The histogram, then the rounds, under one promise (`privacy.plan`).
+    """The histogram, then the rounds, under one `privacy.plan`.
 
-    The histogram asks everybody, once, whoever the rounds draw: coins would blur what is asked a
+    The histogram asks everybody, once, whoever the rounds draw: sampling would blur what is asked a
     single time and bring it little. One failed attempt of it is paid for where the rounds have
     spare ones. Alone, without a multiplier of its own, it has the whole budget. noise_multiplier:
     of the rounds; 0: the least that is left.
@@ -177,16 +177,16 @@ class CTCL(SynthesisStrategy):
         """
         if not self.config.histogram:
             return
-        asked = self._asked()
-        _check_same(session.folder, asked)
+        settings = self._histogram_settings()
+        _check_same(session.folder, settings)
         labels = [f"{label}: " for label in self.config.classes] or [""]
         names = [f"{label}topic {i}" for label in labels for i in range(len(self._model))]
         question = OneQuestion(self.question(), names)
-        session.folder.save_value(ASKED, asked)
+        session.folder.save_value(HISTOGRAM_QUERY, settings)
         session.ask(question, TOPICS)
         self.counts, self.noise_std = np.array(question.released), question.noise_std
 
-    def _asked(self) -> dict[str, Any]:
+    def _histogram_settings(self) -> dict[str, Any]:
         """What a released histogram is about, by the keys that change it."""
         return {
             "ctcl.topics": self._model.fingerprint,
@@ -293,9 +293,9 @@ class CTCL(SynthesisStrategy):
             export_model(self.generator, self.parameters(), model)
             if not target.exists():
                 shares = self.proportions()
-                kept = Kept(model, self.topics, shares)
+                inputs = GenerationInputs(model, self.topics, shares)
                 write(
-                    self.config, how, device, kept, target, samples=samples, seed=self.seed,
+                    self.config, how, device, inputs, target, samples=samples, seed=self.seed,
                     purpose="synthetic", progress=options.get("progress", silent),
                 )  # fmt: skip
             texts = [LabelledText(row["text"]) for row in read_jsonl(target)]
@@ -306,9 +306,9 @@ class CTCL(SynthesisStrategy):
         """What else the statement says."""
         return {"adaptive_clipping": self.trainer.clipping is not None}
 
-    def invariants(self, made: PrivacyPlan) -> dict[str, Any]:
-        """What must not change while a run lasts, beside its promise."""
-        return self.trainer.invariants(made)
+    def invariants(self, plan: PrivacyPlan) -> dict[str, Any]:
+        """What must not change while a run lasts, beside its privacy plan."""
+        return self.trainer.invariants(plan)
 
     def ready(self, session: Session) -> None:
         """Make the fine-tuning ready for `start`; warns of numbers that cannot give much."""
@@ -349,11 +349,11 @@ class CTCL(SynthesisStrategy):
         self.trainer.restore(state)
 
 
-def _check_same(folder: RunFolder, asked: Mapping[str, Any]) -> None:
+def _check_same(folder: RunFolder, settings: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the keys, unless the folder's histogram was asked with the same."""
     from privsyn_flower.config import differences
 
-    if changed := differences(asked, folder.load_value(ASKED) or asked):
+    if changed := differences(settings, folder.load_value(HISTOGRAM_QUERY) or settings):
         raise ValueError(
             f"{folder.path} holds a histogram of topics that was asked with other values: "
             f"{', '.join(changed)}; restore them, or start a run in another folder"

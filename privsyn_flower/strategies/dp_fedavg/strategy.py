@@ -20,8 +20,8 @@ class DPFedAvg(TrainingStrategy):
     ----------
     config : clip_norm, adaptive_clipping, server_optimizer, noise, ... (`[training]`); or these as
         keywords, DPFedAvg(clip_norm=0.5).
-    sampler : who takes part in a round; what it draws by is accounted. Sampler("poisson", q): each
-        user by a coin of its own node, which trains and discards where it fails: amplifies
+    sampler : who takes part in a round; what it draws by is accounted. Sampler("poisson", q):
+        client-side Poisson sampling; the node trains for all and discards the others': amplifies
         privacy, saves devices nothing. Sampler("fixed", nodes=m): m nodes that the server draws;
         the others do nothing.
     seed : of the server's choices; never of noise.
@@ -45,7 +45,7 @@ class DPFedAvg(TrainingStrategy):
         return {**super().settings(), "sampler": self.sampler.name}
 
     def expected_users(self, users: int, nodes: int) -> float:
-        """n q: those whose coins come up on average, or the share of the nodes that is drawn."""
+        """n q: those who are sampled on average, or the share of the nodes that is drawn."""
         drawn = self.sampler.nodes / nodes if self.sampler.nodes else 1.0
         return users * self.sampler.rate * drawn
 

@@ -40,9 +40,9 @@ from privsyn_flower.protocol.wire import (
     ask,
     ask_records,
     message_type,
+    policy_key,
     read_answer,
     session_for,
-    told_key,
 )
 from privsyn_flower.secagg import SecaggError
 
@@ -111,7 +111,7 @@ class Collected:
     """What came back: the sum (PRIVATE until released) and public facts about the attempt."""
 
     total: ModularSum
-    nodes_asked: int
+    cohort_size: int
     nodes_answered: int
     bytes_down_per_node: int
     bytes_up_per_node: int
@@ -183,7 +183,7 @@ class SecureAggregation:
             stage_timeout=attempt.stage_timeout,
             poll=attempt.poll,
             arrived=attempt.arrived,
-            told=told_key,
+            key_filter=policy_key,
             absent=attempt.absent,
         )
 
@@ -199,7 +199,7 @@ class SecureAggregation:
             raise attempt.failed(str(error)) from None
         return Collected(
             total=_modular_sum(summed.residues, attempt, summed.survivors),
-            nodes_asked=len(weights),
+            cohort_size=len(weights),
             nodes_answered=len(summed.survivors),
             bytes_down_per_node=summed.bytes_down_per_node,
             bytes_up_per_node=summed.bytes_up_per_node,
@@ -226,7 +226,7 @@ class PlainSum:
         _reduce(residues, noise.bits)
         return Collected(
             total=_modular_sum(residues, attempt, list(answers)),
-            nodes_asked=len(attempt.cohort),
+            cohort_size=len(attempt.cohort),
             nodes_answered=len(answers),
             bytes_down_per_node=down,
             bytes_up_per_node=max((answer.bytes_up for answer in answers.values()), default=0),

@@ -111,7 +111,7 @@ class AggregatorNoise:
         return [self._charged_multiplier(rnd) for rnd in range(1, self.factorization.rounds + 1)]
 
     @cached_property
-    def counted_multiplier(self) -> float:
+    def accounting_multiplier(self) -> float:
         """Of independent Gaussian noise that costs users of any count at least as much: what nodes
         are told. They count participation by participation, and j < k of them may cost more than
         j / k of the run, so it is at most `multiplier`."""
@@ -165,7 +165,7 @@ class AggregatorNoise:
         """The encoding of the answers; the nodes add nothing."""
         if plan.sampling_rate != 1.0:
             raise ValueError(
-                f"sampling-rate = {plan.sampling_rate}: Poisson sampling amplifies nothing where "
+                f"sampling-rate = {plan.sampling_rate}: sampling amplifies nothing where "
                 "the aggregator adds the noise; set sampler = 'full' or training.noise = 'nodes'"
             )
         self._check_schedule(plan, query)
@@ -173,7 +173,7 @@ class AggregatorNoise:
             self._opened_stream(query)  # what would fail later fails before asking
         encoding = self.encoding(plan, query)
         return Noise(
-            multiplier=self.counted_multiplier,
+            multiplier=self.accounting_multiplier,
             sensitivity=encoding.sensitivity,
             bits=encoding.bits,
             min_weight=plan.min_weight,

@@ -41,8 +41,8 @@ class RoundPlan:
     most W. A sum is released only when the survivors' weight minus colluding_weight * W is at
     least min_surviving_weight * W, for which noise_multiplier * bound is the guaranteed std.
 
-    sampling_rate: each user takes part in a round with this probability, by its node's own coin;
-    the node works for those left out, too.
+    sampling_rate: each user takes part in a round with this probability, by client-side
+    Poisson sampling; the node works for those left out, too.
     cohort_nodes: the server draws this many nodes for a round (0: all). W is theirs then, but
     the colluders of the whole population (colluding_users) may all be among them, and no
     amplification is claimed.

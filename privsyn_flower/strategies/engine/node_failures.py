@@ -112,10 +112,10 @@ def all_failed(folder: Path, ticket: Ticket, nodes: Sequence[Hello]) -> str:
     for row in rows:
         users[row.partition] += row.users or 0
     failed = {r.partition: r for r in rows if r.users is None or users[r.partition] >= r.of > 0}
-    return _told(failed, len(places)) if failed.keys() == places else ""
+    return _describe(failed, len(places)) if failed.keys() == places else ""
 
 
-def _told(failed: Mapping[int, Failure], nodes: int) -> str:
+def _describe(failed: Mapping[int, Failure], nodes: int) -> str:
     parts = []
     for cause, count in Counter(row.cause for row in failed.values()).most_common(3):
         log = next(row.log for row in failed.values() if row.cause == cause)

@@ -411,7 +411,7 @@ class Rounds:
 def _facts(ticket: Ticket, query: Query, collected: Collected) -> dict[str, Any]:
     facts = {
         "attempt": ticket.attempt,
-        "nodes_asked": collected.nodes_asked,
+        "nodes_asked": collected.cohort_size,
         "nodes_answered": collected.nodes_answered,
         "surviving_weight": collected.total.weight,
         "bytes_down_per_node": collected.bytes_down_per_node,

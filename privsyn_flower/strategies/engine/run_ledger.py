@@ -124,7 +124,7 @@ def open_ledger(
     return found
 
 
-def forget_unasked(folder: RunFolder) -> bool:
+def discard_if_uncharged(folder: RunFolder) -> bool:
     """Drop what a run that has charged nothing has left, its empty ledger too; whether it did.
 
     It has asked nobody, so that nothing of it binds the next start. False, too, where a ledger
@@ -151,7 +151,7 @@ def forget_unasked(folder: RunFolder) -> bool:
 
 
 @contextmanager
-def held(ledger: Ledger, folder: RunFolder) -> Iterator[Ledger]:
+def exclusive_ledger(ledger: Ledger, folder: RunFolder) -> Iterator[Ledger]:
     """The ledger for this run alone; its rows are copied to the run folder at the end."""
     with exclusive(ledger):
         try:

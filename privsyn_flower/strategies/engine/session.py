@@ -1,6 +1,6 @@
-"""One run between its promise and its rounds: the same steps for `start` and for `privsyn run`.
+"""One run between its privacy plan and its rounds: as `start` and `privsyn run` both do it.
 
-The promise (`privacy.plan`) says what a run costs; here it meets the federation's public numbers
+The plan (`privacy.plan`) says what a run costs; here it meets the federation's public numbers
 and the run folder: the plan of each phase's rounds, who adds their noise, the sentence, the ledger,
 and what a run that goes on must find as it was.
 """
@@ -35,8 +35,8 @@ from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
 from privsyn_flower.strategies.engine.record import claim_record, code, write_statement
 from privsyn_flower.strategies.engine.rounds import Method, NoRelease, OneQuestion, Rounds
 from privsyn_flower.strategies.engine.run_ledger import (
-    forget_unasked,
-    held,
+    discard_if_uncharged,
+    exclusive_ledger,
     ledger_scope,
     open_ledger,
     run_id,
@@ -74,7 +74,7 @@ class FederationSpec:
 
 @dataclass
 class Session:
-    """A run of a promise over `grid`, in a folder that the caller holds locked.
+    """A run of a privacy plan over `grid`, in a folder that the caller holds locked.
 
     said: what else the statement says (`PrivacyStatement`). kept: further values that must stay as
     they are while the run lasts, as JSON has them. keys: folder of an aggregator's noise keys.
@@ -145,12 +145,12 @@ class Session:
 
     @contextmanager
     def begun(self) -> Iterator[Ledger]:
-        """The run's ledger, held until the end. Raises ValueError, naming the values, when the run
-        was begun with another promise: its noise is made for that, and its statement says it.
-        What was begun with other arguments, and has asked nobody yet, begins anew."""
+        """The run's ledger, locked until the end. Raises ValueError, naming the values, when
+        the run was begun with other invariants: its noise and its statement are for those.
+        A run with other arguments that has no charge yet begins anew."""
         before = self.folder.load_value(ARGUMENTS) or self.arguments
         self._changes = changes(before, self.arguments)
-        if self._changes and forget_unasked(self.folder):
+        if self._changes and discard_if_uncharged(self.folder):
             self._changes = []
         check_invariants(self.folder, self._invariants())
         self.ledger = open_ledger(
@@ -161,11 +161,11 @@ class Session:
         )
         if self.arguments and self.folder.load_value(ARGUMENTS) is None:
             self.folder.save_value(ARGUMENTS, dict(self.arguments))
-        with held(self.ledger, self.folder):
+        with exclusive_ledger(self.ledger, self.folder):
             yield self.ledger
 
     def rounds(self, strategy: Method) -> Rounds:
-        """The engine for the main phase's rounds; inside `begun`. The promise is kept from here."""
+        """The engine for the main phase's rounds; inside `begun`. Stores the invariants."""
         self._save_invariants()
         plan = self.plan()
         plan = replace(plan, spare_rounds=max(0, plan.spare_rounds - self._borrowed()))
@@ -247,7 +247,7 @@ class Session:
         paid, name = self.privacy_plan[phase], name or phase
         if Path(name).name != name or name == "..":
             raise ValueError(f"{name!r} must be the name of a folder, of one part")
-        if len(self.asked(phase) - {name}) >= paid.rounds:
+        if len(self.query_names(phase) - {name}) >= paid.rounds:
             raise ValueError(f"{name}: the run has paid for {paid.rounds} of {phase!r}, all begun")
         self._save_invariants()
         own = RunFolder(self.folder.path / "evaluations" / name)
@@ -258,7 +258,7 @@ class Session:
             )
         own.save_value("phase", phase)
         own.save_value("asked", question.digest())
-        spare = paid.spare - self._failed(self.asked(phase) - {name})
+        spare = paid.spare - self._failed(self.query_names(phase) - {name})
         beside = self._beside(paid)
         spare += self.unused_spares(name) if last and beside else 0
         engine = self._engine(question, paid, own, max(0, spare), cohort)
@@ -313,7 +313,7 @@ class Session:
         """Whether it only measures what the run is about."""
         return paid.evaluates and paid is not self.privacy_plan.main
 
-    def asked(self, phase: str) -> set[str]:
+    def query_names(self, phase: str) -> set[str]:
         """Names of the questions of a phase that were begun; of any, when the folder is gone."""
         found, of = set(), dict[str, object]()
         for path in (self.folder.path / "evaluations").glob("*/"):
@@ -340,7 +340,7 @@ class Session:
             return 0
         used = 0
         for phase in self.privacy_plan.phases:
-            names = self.asked(phase.name) - {without}
+            names = self.query_names(phase.name) - {without}
             used += max(0, self._failed(names) - phase.spare) if phase.evaluates else 0
         return used
 
@@ -365,7 +365,7 @@ class Session:
         del invariants["simulated"], invariants["cluster"]  # known when the nodes have answered
         del invariants["data"], invariants["changed"]  # words of the sentence
         invariants["epsilon"] = self.privacy_plan.target  # the spent one is the accountant's digit
-        del invariants["rho_zcdp"]  # follows from the noise, which is promised
+        del invariants["rho_zcdp"]  # follows from the noise, which is an invariant
         for name in ("others", "chooses_text"):
             if not invariants[name]:  # runs that were begun before there was such a thing go on
                 del invariants[name]

@@ -180,7 +180,7 @@ def evaluate(
 
     models: name -> folder (a whole causal LM or a PEFT LoRA adapter) or named arrays over
     `base`, a local folder that the nodes have too; {} is the base itself. session: the run's,
-    inside `begun`, which has promised the phase. name, last, cohort: as `Session.ask` has them.
+    inside `begun`, whose plan has the phase. name, last, cohort: as `Session.ask` has them.
     Raises what that does, TooNoisyError and ParametersError.
     """
     caps = caps or Caps()

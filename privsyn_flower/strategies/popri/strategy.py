@@ -131,9 +131,9 @@ class POPri(SynthesisStrategy):
         Raises NoPairs when there is nothing to compare.
         """
         config, responses = self.config, self._responses(rnd)
-        if not responses.asked:
+        if not responses.texts_to_score:
             raise NoPairs(rnd)
-        rows = self.embedder.embed(responses.asked)
+        rows = self.embedder.embed(responses.texts_to_score)
         if config.score == "nearest":
             return Query.votes(
                 rows,
@@ -226,8 +226,8 @@ class POPri(SynthesisStrategy):
     def _response_distance(self, responses: Responses) -> float | None:
         """Frechet distance of the round's texts, embedded to be asked about, to public validation
         text; as many of them as epochs are compared by."""
-        step = max(1, -(-len(responses.asked) // self.config.select_samples))
-        distance = self.checkpoints.public_distance(responses.asked[::step])
+        step = max(1, -(-len(responses.texts_to_score) // self.config.select_samples))
+        distance = self.checkpoints.public_distance(responses.texts_to_score[::step])
         return distance if math.isfinite(distance) else None
 
     def _responses(self, rnd: int) -> Responses:

@@ -81,7 +81,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
                 f"{table}.labels = {self.config.labels!r}, and the first texts are those of "
                 f"{', '.join(self.labels) or 'no classes'}: give them class by class"
             )
-        self.config.check_room(len(self.labels))
+        self.config.check_candidates_per_class(len(self.labels))
 
     def _first(self, by_class: Sequence[Sequence[str]]) -> list[str]:
         """The first candidates (m,), drawn from the distinct texts of their classes."""
@@ -119,7 +119,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
         if copies > 1:
             repeated = [text for text in self.population for _ in range(copies)]
             classes = np.repeat(self.classes, copies)
-            lookahead = self._varied(repeated, classes, seeded(self.seed, rnd, "lookahead"))
+            lookahead = self._vary(repeated, classes, seeded(self.seed, rnd, "lookahead"))
         else:
             lookahead = self.population
         self.progress(f"round {rnd}: candidates", 1, 2)
@@ -191,7 +191,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
     def try_models(self) -> None:
         """Vary a few of the first candidates: what fails would fail after the first round."""
         few = self.population[:TRIED]
-        varied = self._varied(few, self.classes[: len(few)], seeded(self.seed, "readiness"))
+        varied = self._vary(few, self.classes[: len(few)], seeded(self.seed, "readiness"))
         if self.config.written_by_generator and varied == few:
             logger.warning(
                 "none of %d variations that models.generator wrote could be used, and such a text "
@@ -201,10 +201,10 @@ class Evolution(SynthesisStrategy, Generic[C]):
     def vary(self, rnd: int, survivors: Sequence[str]) -> list[str]:
         """One variation of each survivor, in the order of the last candidates."""
         classes = self.classes[-len(survivors) :]
-        return self._varied(survivors, classes, seeded(self.seed, rnd, "variation"))
+        return self._vary(survivors, classes, seeded(self.seed, rnd, "variation"))
 
-    def _varied(self, texts: Sequence[str], classes: Ints, rng: np.random.Generator) -> list[str]:
-        """Variations of texts of these classes, each by that of its class if it has one."""
+    def _vary(self, texts: Sequence[str], classes: Ints, rng: np.random.Generator) -> list[str]:
+        """Variations of texts of these classes, each by its class's variation if there is one."""
         if not isinstance(self.variation, Mapping):
             return self.variation.vary(texts, rng)
         found = list(texts)

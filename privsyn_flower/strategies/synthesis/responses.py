@@ -38,7 +38,7 @@ class Responses:
         return places
 
     @property
-    def asked(self) -> list[str]:
+    def texts_to_score(self) -> list[str]:
         """The texts that users score, prompt by prompt."""
         return [self.texts[k][j] for k, own in enumerate(self.places) for j in own]
 

@@ -68,8 +68,8 @@ class SynthesisStrategy(Arguments, Method):
         """What else the statement says (`PrivacyStatement`)."""
         return {}
 
-    def invariants(self, made: PrivacyPlan) -> dict[str, Any]:
-        """What must not change while a run lasts, beside its promise."""
+    def invariants(self, plan: PrivacyPlan) -> dict[str, Any]:
+        """What must not change while a run lasts, beside its privacy plan."""
         return {}
 
     def ready(self, session: Session) -> None:
@@ -123,7 +123,7 @@ class SynthesisStrategy(Arguments, Method):
         folder) with the total ledger_epsilon (0: epsilon). Without it the run has a ledger of its
         own, and epsilon covers this run alone. node_keys: declared, what the nodes check each
         other's keys against (it goes into the statement). Raises ValueError on arguments that
-        promise something else than those that `folder` was begun with. Noise that leaves nothing of
+        have other invariants than those that `folder` was begun with. Noise that leaves nothing of
         so many users' answers, and a delta of 1 / users or more, are warnings in Flower's log.
         callbacks: told of each question, release and round (docs/tracking.md).
         """

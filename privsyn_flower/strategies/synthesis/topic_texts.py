@@ -74,13 +74,13 @@ def mixed_order(counts: Ints, rng: np.random.Generator) -> Ints:
 def usable(min_words: int, filtered: bool) -> Callable[[str], str]:
     """A completion -> the text that is kept of it, "" for none: too short or degenerate."""
 
-    def kept(completion: str) -> str:
+    def postprocess(completion: str) -> str:
         text = completion.strip()
         if len(units(text)) < min_words or (filtered and degenerate(text)):
             return ""
         return text
 
-    return kept
+    return postprocess
 
 
 def write_texts(
@@ -88,7 +88,7 @@ def write_texts(
     generator: Callable[[], Generator],
     target: Path,
     *,
-    kept: Callable[[str], str],
+    postprocess: Callable[[str], str],
     progress: Progress = silent,
     stage: str = "expansion",
 ) -> Written:
@@ -106,7 +106,7 @@ def write_texts(
     for number, (start, path) in enumerate(zip(starts, blocks, strict=True)):
         if not path.exists():
             made = made or generator()
-            write_json(path, _block(order, number, made, kept))
+            write_json(path, _block(order, number, made, postprocess))
         progress(stage, min(start + BLOCK, len(order.topics)), len(order.topics))
     found = [_facts(path) for path in blocks]
     write_atomic(target, _lines(blocks))
@@ -121,7 +121,7 @@ def read_texts(path: Path) -> list[Row]:
 
 
 def _block(
-    order: Order, number: int, generator: Generator, kept: Callable[[str], str]
+    order: Order, number: int, generator: Generator, postprocess: Callable[[str], str]
 ) -> dict[str, Any]:
     """The rows of one block; its randomness is its own, whatever was written before."""
     topics = order.topics[number * BLOCK : (number + 1) * BLOCK]
@@ -134,7 +134,7 @@ def _block(
         answers = generator.complete(conditions, 1, rng)
         drawn += len(answers)
         for place, (completion,) in zip(open_places, answers, strict=True):
-            texts[place] = kept(completion)
+            texts[place] = postprocess(completion)
         open_places = [place for place in open_places if not texts[place]]
     rows = [
         {"text": text, **order.rows[topic]}

@@ -39,7 +39,7 @@ SHARES = "shares.json"  # beside the topics: how much text each is to have, as i
 
 
 @dataclass(frozen=True)
-class Kept:
+class GenerationInputs:
     """What a run keeps to write text with. model: folder of the generator. topics: None for a
     generator without conditions. shares (m,): of the topics, public, or (classes m,), class by
     class; (1,) without topics."""
@@ -62,13 +62,13 @@ def keep_shares(run: Path, shares: F64) -> None:
     write_json(run / TOPICS / SHARES, {"shares": [float(one) for one in shares]})
 
 
-def kept_by(run: Path, own: CtclConfig) -> Kept:
-    """What a finished run kept. Raises ConfigError for one that is not."""
+def load_generation_inputs(run: Path, own: CtclConfig) -> GenerationInputs:
+    """Inputs of a finished run. Raises ConfigError for one that is not."""
     model = run / MODEL
     if not (model / "config.json").is_file():
         raise ConfigError(f"{run} has no {MODEL}/ yet: finish it with `privsyn run --resume {run}`")
     if own.condition == "none":
-        return Kept(model, None, np.ones(1))
+        return GenerationInputs(model, None, np.ones(1))
     path = run / TOPICS / SHARES
     if not path.is_file():
         raise ConfigError(f"{path} is missing: restore it, or run again in another folder")
@@ -77,14 +77,14 @@ def kept_by(run: Path, own: CtclConfig) -> Kept:
     wanted = len(topics) * max(1, len(own.classes))
     if shares.shape != (wanted,):
         raise ConfigError(f"{path} has {len(shares)} shares and not {wanted}, as the topics have")
-    return Kept(model, topics, shares)
+    return GenerationInputs(model, topics, shares)
 
 
 def write(
     own: CtclConfig,
     expand: ExpandConfig,
     device: str,
-    kept: Kept,
+    inputs: GenerationInputs,
     target: Path,
     *,
     samples: int,
@@ -95,20 +95,20 @@ def write(
 ) -> Written:
     """So many texts to `target`; goes on where it was killed (`write_texts`). device: of the
     generator, as `models.device`."""
-    counts = largest_remainder(kept.shares, samples)
+    counts = largest_remainder(inputs.shares, samples)
     order = Order(
         mixed_order(counts, seeded(seed, purpose, "order")),
-        _conditions(own, kept.topics),
-        _rows(own, kept.topics),
+        _conditions(own, inputs.topics),
+        _rows(own, inputs.topics),
         seed,
         purpose,
-        json.dumps([folder_fingerprint(kept.model), expand.model_dump(), own.repetition_penalty]),
+        json.dumps([folder_fingerprint(inputs.model), expand.model_dump(), own.repetition_penalty]),
     )
     return write_texts(
         order,
-        lambda: opened(own, expand, device, kept.model),
+        lambda: opened(own, expand, device, inputs.model),
         target,
-        kept=usable(expand.min_words, own.filter),
+        postprocess=usable(expand.min_words, own.filter),
         progress=progress,
         stage=stage,
     )

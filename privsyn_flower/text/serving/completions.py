@@ -17,7 +17,7 @@ from privsyn_flower.text.serving.http_client import HalfAnswerError, ServerError
 
 MOST_TOKENS = 2**31  # of an answer or a prompt: a number that is larger tells nothing
 OTHER = 200  # status of an error: the server answered, in another language than ours
-LEAST = 16  # completions before most of them can be said to be unusable
+LEAST = 16  # completions before most of them can be called unusable
 CHATS = "if the model only chats, set generation.chat = true"
 COMPLETES = "if the server offers no chat, set generation.chat = false"
 REFUSING = re.compile(r"unsupported|support|unknown|unrecogni[sz]ed|unexpected|extra|not permitted")
@@ -44,11 +44,11 @@ class Usability:
         self.unusable = Counter[str]()
         self._lock = threading.Lock()
 
-    def add(self, found: Sequence[Completion], max_tokens: int) -> None:
+    def add(self, completions: Sequence[Completion], max_tokens: int) -> None:
         """Count these. Raises ServerError when most are of no use."""
         with self._lock:
-            self.given += len(found)
-            self.unusable.update(one.cause for one in found if one.text is None)
+            self.given += len(completions)
+            self.unusable.update(one.cause for one in completions if one.text is None)
             if self.given >= LEAST and 2 * self.unusable.total() > self.given:
                 raise ServerError(f"{self.summary()}: {self._way_out(max_tokens)}", OTHER)
 
@@ -117,28 +117,28 @@ def choices_of(answer: Any, server: str) -> list[Mapping[str, Any]]:
     return [found[i] for i in sorted(range(len(found)), key=order.__getitem__)]
 
 
-def count(told: object) -> int | None:
+def count(value: object) -> int | None:
     """A number of tokens; None for anything else, whatever a server says."""
-    whole = isinstance(told, int) and not isinstance(told, bool)
-    return told if isinstance(told, int) and whole and 0 <= told < MOST_TOKENS else None
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if isinstance(value, int) and whole and 0 <= value < MOST_TOKENS else None
 
 
 def _read(choice: Mapping[str, Any], server: str, chat: bool, tag: str) -> Completion:
-    said, reason = _said(choice, server, chat), choice.get("finish_reason")
+    content, reason = _content(choice, server, chat), choice.get("finish_reason")
     why = f" (finish_reason = {one_line(str(reason), 40)!r})"
     message = choice.get("message")
-    if isinstance(message, dict) and message.get("refusal") and not said:
+    if isinstance(message, dict) and message.get("refusal") and not content:
         return Completion(None, "refused by the model")
-    if reason == FILTERED or said is None or (not said and reason == LENGTH):
+    if reason == FILTERED or content is None or (not content and reason == LENGTH):
         return Completion(None, f"without content{why}")
-    text = without_thinking(said, tag)
+    text = without_thinking(content, tag)
     if text is None:
         return Completion(None, f"{UNFINISHED} <{tag}>{why}")
     # Half a pair of surrogates is no character, and could not be written down as UTF-8.
     return Completion(text.encode("utf-8", "replace").decode("utf-8"))
 
 
-def _said(choice: Mapping[str, Any], server: str, chat: bool) -> str | None:
+def _content(choice: Mapping[str, Any], server: str, chat: bool) -> str | None:
     """What a completion, or the answer in a chat, says; None: nothing. Raises ServerError."""
     message = choice.get("message") if chat else None
     if chat and isinstance(message, dict):

@@ -339,7 +339,7 @@ def test_one_dependent_pair_is_found(rate: float) -> None:
         assert independence_test(draws) < 1e-9
 
 
-def test_the_rate_is_that_of_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_that_of_the_privacy_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever sampler a method's phase has: the configuration is not read a second time."""
     config = configured()
     made = audit_settings.privacy_plan(config)

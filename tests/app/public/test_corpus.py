@@ -22,7 +22,7 @@ from privsyn_flower.app.public.journal import Journal, read_state
 from privsyn_flower.app.public.mixing import mix
 from privsyn_flower.app.public.report import measure_coverage, write_report
 from privsyn_flower.app.public.source import carried
-from privsyn_flower.common.files import DataError, Held
+from privsyn_flower.common.files import DataError, LockTaken
 from privsyn_flower.config.public import PublicTextConfig
 from privsyn_flower.text.serving.http_client import ServerError
 from tests.app.public.conftest import Canned
@@ -257,7 +257,7 @@ def test_a_stage_begun_with_other_settings_is_refused(
 
 
 def test_two_processes_do_not_write_one_stage(settings: Any, tmp_path: Path) -> None:
-    with Journal(tmp_path, "chat", {}), pytest.raises(Held):
+    with Journal(tmp_path, "chat", {}), pytest.raises(LockTaken):
         Journal(tmp_path, "chat", {}).__enter__()
 
 

@@ -112,11 +112,11 @@ def cells_of(
     Raises ConfigError for a `--set` of what the grid varies.
     """
     given = dict(given or {})
-    if twice := grid.varied() & given.keys():
+    if twice := grid.varying_keys() & given.keys():
         raise ConfigError(
             f"--set {', '.join(sorted(twice))}: the grid varies that itself; change {path}"
         )
-    store = path.parent / grid.kept if grid.kept else None
+    store = path.parent / grid.archive if grid.archive else None
     found = [
         _cell(grid, method, point, seed, path.parent / method.config, out, store, given)
         for method in grid.methods

@@ -308,7 +308,7 @@ StoredPairs = Mapping[str, Mapping[str, Any]]
 
 def place(grid: GridConfig, path: Path) -> Path | None:
     """Where a grid keeps them: compare-users.pairs.json; None for one that keeps nothing."""
-    return path.parent / grid.kept / f"{path.stem}.pairs.json" if grid.kept else None
+    return path.parent / grid.archive / f"{path.stem}.pairs.json" if grid.archive else None
 
 
 def load_pairs(file: Path | None) -> StoredPairs:
