@@ -45,6 +45,13 @@ def test_what_is_left_out_is_there_and_would_be_found(script: ModuleType) -> Non
         assert any(name.startswith(module) for name in imported), module
 
 
+def test_every_import_is_read_or_has_its_reason(script: ModuleType) -> None:
+    read = script.modules()
+    known = {*read, *script.LEFT_OUT, *script.PLAIN}
+    for name in set().union(*(script.imported(module) for module in read)) - known:
+        assert any(f"{name}.".startswith(f"{module}.") for module in script.NOT_FOLLOWED), name
+
+
 def test_every_function_that_a_lemma_names_is_in_a_listed_file(script: ModuleType) -> None:
     listed = {
         path.relative_to(ROOT / script.PACKAGE).as_posix(): path for path in script.claim_files()

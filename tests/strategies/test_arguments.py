@@ -75,7 +75,7 @@ def test_a_complete_folder_says_that_nothing_was_asked_and_what_differs(
 
 def test_values_in_words() -> None:
     retrieval = Retrieval(["a b", "c d"], np.eye(2, 64), load_embedder("ngram-64"), 1)
-    found = described("infiller", retrieval)
+    found = described("variation", retrieval)
     assert found["variation"] == "Retrieval" and found["variation.neighbors"] == "1"
     one, other = described("texts", ["a", "b"]), described("texts", ["a", "c"])
     assert one["texts"].startswith("2 texts (") and len(changes(one, other)) == 1

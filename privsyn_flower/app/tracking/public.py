@@ -137,12 +137,13 @@ def public_result(summary: Mapping[str, Any]) -> dict[str, Number]:
 
 def numbers(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Number]:
     """Those of `values` with these names that are finite numbers of Python's own types."""
-    return {key: values[key] for key in names if key in values and is_number(values[key])}
+    listed = {key: values[key] for key in names if key in values and is_number(values[key])}
+    return {k: float(v) if isinstance(v, float) else v for k, v in listed.items()}
 
 
 def is_number(value: object) -> bool:
-    """Of Python's own types, and finite."""
-    return type(value) in (bool, int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    """A number or a switch, NumPy's float64 among them, and finite."""
+    return isinstance(value, bool | int | float) and math.isfinite(value)
 
 
 def is_line(value: object) -> bool:

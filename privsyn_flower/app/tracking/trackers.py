@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.app.tracking.public import (
+    STAGE,
     Value,
     is_line,
     public_facts,
@@ -107,8 +108,12 @@ class Trackers(Callback):
         self._log(phase, "", public_row(row), step)
 
     def stage(self, name: str, seconds: float) -> None:
-        """`stage_seconds/NAME`, once for each number of rounds: a resumed stage counts on."""
-        self._log("stage_seconds", name, public_stage(name, seconds), self._rounds)
+        """`stage_seconds/NAME`, once for each number of rounds: a resumed stage counts on. Raises
+        nothing: the stage's own error must not be lost behind a full disk."""
+        try:
+            self._log("stage_seconds", name, public_stage(name, seconds), self._rounds)
+        except OSError as error:
+            logger.warning("trackers: %s: %s; the run goes on", type(error).__name__, error)
 
     def run_ended(self, summary: Row) -> None:
         """`result/NAME`, and the sentence that goes with it."""
@@ -117,12 +122,17 @@ class Trackers(Callback):
         status = FINISHED[1 if summary.get("ended_early") else 0]
         self._end(status, str(short) if is_line(short) else "")
 
-    def run_failed(self, error: BaseException) -> None:
+    def run_failed(self, error: str, stopped: bool) -> None:
         """An error, or somebody's stop."""
-        self._end("failed" if isinstance(error, Exception) else "stopped", "")
+        self._end("stopped" if stopped else "failed", "")
 
     def _log(self, group: str, part: str, values: Mapping[str, Value], step: int) -> None:
-        if self._over or not values or (group, part, step) in self._known:
+        if (
+            self._over
+            or not values
+            or (group, part, step) in self._known
+            or not STAGE.fullmatch(group)
+        ):
             return
         self._known.add((group, part, step))
         self._append({"log": {"group": group, "part": part, "values": values, "step": step}})

@@ -216,7 +216,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         logger.info("privacy: %s", session.statement.sentence())
         self.warn_if_infeasible(session)
         name = type(self).__name__
-        with session.folder.lock(), observed(session, name) as summary, session.begun():
+        with session.folder.lock(), session.begun(), observed(session, name) as summary:
             self._begin(session, initial_arrays, num_rounds, train_config, evaluate_fn)
             with session.running(self) as engine:
                 self.evaluations = None

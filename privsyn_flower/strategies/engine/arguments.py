@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from privsyn_flower.config.api import api_words
 
 # Another grid, folder or listener makes no other run.
-_ASIDE = {"self", "grid", "folder", "progress", "trackers", "evaluate_fn"}
+_ASIDE = {"self", "grid", "folder", "progress", "callbacks", "evaluate_fn"}
 
 
 class Arguments:

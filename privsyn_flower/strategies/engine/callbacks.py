@@ -90,8 +90,9 @@ class Callback:
     def run_ended(self, summary: Row) -> None:
         """The run has its result. summary: as in summary.json, without figures of a benchmark."""
 
-    def run_failed(self, error: BaseException) -> None:
-        """The run ends without a result; an error that is no `Exception` is somebody's stop."""
+    def run_failed(self, error: str, stopped: bool) -> None:
+        """The run ends without a result. error: the name of the exception's class, and no more: an
+        exception leads to the values of the run. stopped: by somebody, not by an error."""
 
 
 class Callbacks:
@@ -125,7 +126,7 @@ class Callbacks:
             self._call("run_started", start)
             yield summary
         except BaseException as error:
-            self._end("run_failed", error)
+            self._end("run_failed", type(error).__name__, not isinstance(error, Exception))
             raise
         self._end("run_ended", summary)
 
@@ -145,12 +146,12 @@ class Callbacks:
         """Once; what comes later, such as a benchmark, is told to nobody."""
         self._end("run_ended", summary)
 
-    def _end(self, event: str, value: object) -> None:
+    def _end(self, event: str, *values: object) -> None:
         """Raises nothing, of checks either: the run is over."""
         if self._over:
             return
         self._over = True
-        self._call(event, value, ending=True)
+        self._call(event, *values, ending=True)
         for one in self._callbacks:
             if (count := self._errors[id(one)]) > 1:
                 logger.warning("callback %s: %d calls raised an error", type(one).__name__, count)
@@ -185,5 +186,5 @@ def _view(array: np.ndarray[Any, Any]) -> Any:
 def _read_only(question: Question) -> Question:
     query = question.query
     extra = {name: _view(array) for name, array in query.extra.items()}
-    rows, scales = _view(query.rows), _view(query.scales)
-    return replace(question, query=replace(query, rows=rows, scales=scales, extra=extra))
+    arrays = {"rows": _view(query.rows), "scales": _view(query.scales), "extra": extra}
+    return replace(question, query=replace(query, options=dict(query.options), **arrays))

@@ -77,7 +77,7 @@ class NodeFailures(Callback):
             for line in report(self.folder, self._run):
                 print(f"warning: {line}", file=sys.stderr)
 
-    def run_failed(self, error: BaseException) -> None:
+    def run_failed(self, error: str, stopped: bool) -> None:
         """Show what failed."""
         self.run_ended({})
 

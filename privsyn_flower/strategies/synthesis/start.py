@@ -158,8 +158,8 @@ class SynthesisStrategy(Arguments, Method):
         name = type(self).__name__
         with (
             session.folder.lock(),
-            observed(session, name) as summary,
             session.begun() as charged,
+            observed(session, name) as summary,
         ):
             self.ready(session)
             self.prepare(session)

@@ -56,7 +56,7 @@ def twice(name: str, folder: Path) -> None:
     found = started(name, folder)
     for row in rows(1, 2):
         found.round_ended("rounds", row)
-    found.run_failed(KeyboardInterrupt())
+    found.run_failed("KeyboardInterrupt", True)
     found = started(name, folder, 2)
     for row in rows(1, 3):
         found.round_ended("rounds", row)

@@ -44,12 +44,16 @@ def test_what_is_public_passes() -> None:
         {"node-1": 2.0},
         np.ones(3),
         np.float32(1.0),
-        np.float64(1.0),
         None,
         math.nan,
         math.inf,
     ],
 )
+def test_a_float_of_numpy_is_a_number() -> None:
+    (value,) = public_row({"noise_std": np.float64(1.0)}).values()
+    assert type(value) is float and value == 1.0
+
+
 def test_other_values_are_left_out(value: Any) -> None:
     assert public_row({"noise_std": value, "evaluation.loss": value}) == {}
     assert public_facts({"users": value}) == {} == public_result({"rounds": value})

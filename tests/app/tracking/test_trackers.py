@@ -86,7 +86,7 @@ def test_a_resumed_run_repeats_no_step_and_tells_what_was_missed(tmp_path: Path)
     found.stage("data", 1.0)
     for row in rows(1, 2):
         found.round_ended("rounds", row)
-    found.run_failed(KeyboardInterrupt())
+    found.run_failed("KeyboardInterrupt", True)
     again = begun(tmp_path, rounds=rows(1, 4))  # two more were released when nobody could be told
     again.stage("data", 2.0)
     again.round_ended("rounds", rows(5, 5)[0])
@@ -113,11 +113,11 @@ def test_events_of_another_run_are_not_this_ones(tmp_path: Path) -> None:
 
 
 def test_half_a_line_is_passed_over(tmp_path: Path) -> None:
-    begun(tmp_path).run_failed(ValueError())
+    begun(tmp_path).run_failed("ValueError", False)
     with (tmp_path / EVENTS).open("ab") as file:
         file.write(b'{"log": {"gro')
     assert told(tmp_path) == ["begin", "failed"]
-    begun(tmp_path).run_failed(ValueError())
+    begun(tmp_path).run_failed("ValueError", False)
     assert told(tmp_path) == ["begin", "failed", "begin", "failed"]
 
 
