@@ -18,8 +18,8 @@ from privsyn_flower.privacy.wording import at_most, noise_at_least, sampling_sen
 
 SAMPLING = (
     "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "
-    "see only the released sums, and against the server only when each node draws its own "
-    "coin under secure aggregation and does the same work however it falls; never against a "
+    "see only the released sums, and against the server only when each node samples its own "
+    "users under secure aggregation and does the same work whoever is sampled; never against a "
     "user's own node."
 )
 RENYI = "By Renyi bounds, to compare with papers; what a run is charged is told without --renyi."

@@ -1,7 +1,7 @@
 """A run's guarantee by topic: whole sentences, true of the run, which the standard forms order.
 
-Made of the run's summary alone, by the template asked.md where the users were asked something, by
-unasked.md for the baselines without client queries. What a run cannot know (how its settings were
+Made of the run's summary alone, by the template queries.md where the run queried its users, by
+baseline.md for the baselines without client queries. What a run cannot know (how its settings were
 chosen, how links and disks were secured) is said to be unknown.
 """
 
@@ -121,13 +121,13 @@ def curve(summary: Summary) -> list[tuple[float, float]]:
 
 
 def _of_queries(claim: PrivacyStatement, summary: Summary) -> Guarantee:
-    """Of a run that asked its users."""
+    """Of a run with client queries."""
     adding, users, points = sources(claim), summary.get("users"), curve(summary)
     trusted = claim.aggregation == "plain" or "aggregator" in adding
     main = ("", claim.sampling_rate)
     rates = [main, *((repr(name), rate) for name, *_, rate in claim.others)]
     topics = _sentences(
-        "asked.md",
+        "queries.md",
         claim=claim,
         summary=summary,
         nodes="nodes" in adding,
@@ -164,7 +164,7 @@ def _of_baseline(summary: Summary) -> Guarantee:
     epsilon = float(summary["epsilon"]) if summary["epsilon"] is not None else math.inf
     claimed = trust in (LOCAL, NO_QUERIES)
     topics = _sentences(
-        "unasked.md",
+        "baseline.md",
         summary=summary,
         privacy=summary["privacy"],
         kind=kind,
