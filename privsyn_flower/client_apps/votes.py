@@ -90,7 +90,7 @@ def user_rows(query: Query, users: UserTexts, node: Node) -> Iterator[Block]:
 class EligibleRows(NamedTuple):
     """A block's rows of those who are asked, PRIVATE.
 
-    rows: (n, d). owner: (n,), the user of each. counted: (u,) whether each of the block's users is
+    rows: (n, d). owner: (n,), the user of each. sampled: (u,) whether each of the block's users is
     summed. classes: (n,) of each row, -1 outside the list; None for a question without classes.
     """
 
@@ -127,7 +127,7 @@ def eligible_rows(
 def user_votes(
     query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
 ) -> I64:
-    """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are counted."""
+    """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are sampled."""
     options, labels = query.options, query.labels
     question, total = query.question(), np.zeros(query.length, dtype=np.int64)
     for eligible in eligible_rows(query, users, participants, node, labels):

@@ -123,7 +123,7 @@ def shard_metrics(
     plan: each user's vector is encoded as integers by itself, of L2 norm at most
     `plan.sensitivity`, and only then summed: int64. Entries go to the nearest integer, because
     truncation would take half an integer off every sum of every user, and the noise is no
-    smaller for it. Without a plan: float64. counted: as in `encoded_sum`.
+    smaller for it. Without a plan: float64. sampled: as in `encoded_sum`.
     """
     vectors = user_metrics(
         tokens, correct, loss, max_tokens=max_tokens, max_loss=max_loss, bound=bound, gap=gap
@@ -136,7 +136,7 @@ def encoded_sum(
 ) -> NDArray[Any]:
     """Sum of users' bounded vectors (u, d), each encoded by itself: (d,) int64, PRIVATE.
 
-    To the nearest integer, as `shard_metrics` says. Without a plan: float64. counted: (u,)
+    To the nearest integer, as `shard_metrics` says. Without a plan: float64. sampled: (u,)
     booleans, PRIVATE: whether each user is summed; None: everybody. The work is the same for
     those who are not.
     """
@@ -212,7 +212,7 @@ def noisy_ratio(
     denominator_std: float,
     z: float,
     *,
-    sampled: str = "number of tokens, in users' caps,",
+    denominator_name: str = "number of tokens, in users' caps,",
     remedy: str = "more users or fewer models, lower max-tokens",
 ) -> Ratio:
     """Quotient of two sums with independent noise, and Fieller's interval for it.
@@ -221,15 +221,15 @@ def noisy_ratio(
     variance numerator_std^2 + r^2 denominator_std^2, is within z of its standard deviations of
     0. So its coverage is that of z, however noisy the denominator is. It covers the noise, not
     the choice of users. Raises TooNoisyError when the denominator is not above z of its standard
-    deviations: the set is then unbounded. counted, remedy: words for that, what the denominator
-    is and what makes it larger.
+    deviations: the set is then unbounded. denominator_name, remedy: words for that, what the
+    denominator is and what makes it larger.
     Source: Fieller 1954, "Some problems in interval estimation".
     """
     square = denominator**2 - (z * denominator_std) ** 2
     if not (denominator > 0 and square > 0):
         raise TooNoisyError(
-            f"the noisy {sampled} is {denominator:.4g}, not above {z:.2f} standard deviations of "
-            f"its noise ({denominator_std:.4g}): evaluate on {remedy}, or spend more on the "
+            f"the noisy {denominator_name} is {denominator:.4g}, not above {z:.2f} standard "
+            f"deviations of its noise ({denominator_std:.4g}): evaluate on {remedy}, or spend more on the "
             "evaluation"
         )
     spread = (numerator * denominator_std) ** 2 + numerator_std**2 * square
@@ -313,7 +313,7 @@ def shard_app_metrics(
     """Sum over a node's users of their vectors (see `user_app_metrics`): (1 + k,), PRIVATE.
 
     plan: each user's vector is encoded as integers by itself (`encoded_sum`); without: float64.
-    counted: (u,) whether each user is summed, as there.
+    sampled: (u,) whether each user is summed, as there.
     """
     vectors = user_app_metrics(examples, values, bounds=bounds, max_examples=max_examples)
     return encoded_sum(vectors, plan, sampled)
@@ -340,7 +340,7 @@ def read_app_metrics(
             noise_std,
             noise_std,
             z,
-            sampled="sum of the users' weights",
+            denominator_name="sum of the users' weights",
             remedy="more users or fewer metrics, lower max_examples",
         )
         middle, half = low + (high - low) / 2, (high - low) / 2

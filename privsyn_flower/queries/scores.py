@@ -108,7 +108,7 @@ def shard_scores(
     plan: each user's vector becomes integers of L2 norm at most `plan.sensitivity` by itself,
     and only then they are summed: (m,) int64. One user changes that sum by at most
     `plan.sensitivity`, exactly, and the sum of floats by `bound`, but for rounding.
-    counted: (u,) booleans, PRIVATE: whether user number i is summed; None: everybody. The work
+    sampled: (u,) booleans, PRIVATE: whether user number i is summed; None: everybody. The work
     is the same for those who are not.
     Memory beyond the arguments: the candidates once more, about 80 MB, and 64 bytes a row; never
     (users, m).

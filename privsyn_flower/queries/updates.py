@@ -76,7 +76,7 @@ def shard_updates(
     deltas: one at a time, so that no more than one user's is in memory; None counts nothing.
     encode: one user's vector -> its integers, such as (padded_length,) int64 of the dense
     encoding; each user is encoded alone and only then summed. Without it the sum is (length,)
-    float64, with length = d, or d + 1 where indicator > 0. counted: whether each user is summed,
+    float64, with length = d, or d + 1 where indicator > 0. sampled: whether each user is summed,
     PRIVATE; None: everybody. Those who are not are clipped and encoded all the same. Raises
     ValueError on another shape.
     """

@@ -82,7 +82,7 @@ def shard_votes(
     rows computed beside it. Memory beyond the arguments: about 64 MB, never (users, m).
     plan: each user's clipped vector is encoded as integers by itself, of L2 norm at most
     `plan.sensitivity`, and only then summed: (m,) int64.
-    counted: (u,) booleans, PRIVATE: whether user number i is summed; None: everybody. The work
+    sampled: (u,) booleans, PRIVATE: whether user number i is summed; None: everybody. The work
     is the same for those who are not.
     sample_classes: (n,) the class of each row, PRIVATE, of so many `classes`; -1: none, and no
     vote. The vector is then (classes m,): candidate j of class c has place c m + j. With
