@@ -229,8 +229,8 @@ def noisy_ratio(
     if not (denominator > 0 and square > 0):
         raise TooNoisyError(
             f"the noisy {denominator_name} is {denominator:.4g}, not above {z:.2f} standard "
-            f"deviations of its noise ({denominator_std:.4g}): evaluate on {remedy}, or spend more on the "
-            "evaluation"
+            f"deviations of its noise ({denominator_std:.4g}): evaluate on {remedy}, or spend "
+            "more on the evaluation"
         )
     spread = (numerator * denominator_std) ** 2 + numerator_std**2 * square
     middle, half = numerator * denominator / square, z * math.sqrt(spread) / square
