@@ -37,7 +37,8 @@ LEFT_OUT = {
     "`PrivacyPlan.epsilon` and the ledger price what it finds",
     "privacy.accounting.curve": "other accounts of the same noise, for the summary",
     "privacy.encoding.dense": "the integers of model updates",
-    "privacy.encoding.sizing": "integers' scale and modulus; `truncate`, `release_distance` and the ledger check them",
+    "privacy.encoding.sizing": "integers' scale and modulus; `truncate`, "
+    "`release_distance` and the ledger check them",
     "privacy.ledger.refusals": "the words of a refusal, once `filters.fits` has decided",
     "privacy.wording": "the words of error messages",
     "secagg.identity": "the file of a node's signing key, for a server that breaks the protocol",
@@ -47,7 +48,8 @@ LEFT_OUT = {
 NOT_FOLLOWED = {
     "client_apps.node": "what a device's owner allows beyond the claim: policy, records, limits",
     "protocol.wire": "questions as Flower records; a node refuses a session of another hash",
-    "strategies.engine.aggregation": "carries messages; nodes check survivors before, `release` after",
+    "strategies.engine.aggregation": "carries messages; nodes check survivors before, "
+    "`release` after",
     "strategies.engine.mechanisms": "chooses the numbers of the noise and of the integers; "
     "`charge_of` prices what was chosen",
     "strategies.engine.cohort": "who is asked, and W; a node's noise has the W that it checks",
@@ -58,9 +60,9 @@ NOT_FOLLOWED = {
 }
 # What else those files import: types, names, errors, random generators and the public side.
 PLAIN = (
-    "caches", "common.arrays", "common.progress", "common.randomness", "config.api", "data.findings",
-    "evaluation.signal", "protocol.greeting", "protocol.messaging", "protocol.question",
-    "text.embedders",
+    "caches", "common.arrays", "common.progress", "common.randomness", "config.api",
+    "data.findings", "evaluation.signal", "protocol.greeting", "protocol.messaging",
+    "protocol.question", "text.embedders",
 )  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def eligible_rows(
 def user_votes(
     query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
 ) -> I64:
-    """users' texts (PRIVATE) -> sum of the encoded votes (length,) of the sampled."""
+    """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are sampled."""
     options, labels = query.options, query.labels
     question, total = query.question(), np.zeros(query.length, dtype=np.int64)
     for eligible in eligible_rows(query, users, participants, node, labels):

@@ -212,7 +212,7 @@ def noisy_ratio(
     denominator_std: float,
     z: float,
     *,
-    divisor: str = "number of tokens, in users' caps,",
+    denominator_name: str = "number of tokens, in users' caps,",
     remedy: str = "more users or fewer models, lower max-tokens",
 ) -> Ratio:
     """Quotient of two sums with independent noise, and Fieller's interval for it.
@@ -221,16 +221,16 @@ def noisy_ratio(
     variance numerator_std^2 + r^2 denominator_std^2, is within z of its standard deviations of
     0. So its coverage is that of z, however noisy the denominator is. It covers the noise, not
     the choice of users. Raises TooNoisyError when the denominator is not above z of its standard
-    deviations: the set is then unbounded. divisor, remedy: words for that, what the denominator
-    is and what makes it larger.
+    deviations: the set is then unbounded. denominator_name, remedy: words for that, what the
+    denominator is and what makes it larger.
     Source: Fieller 1954, "Some problems in interval estimation".
     """
     square = denominator**2 - (z * denominator_std) ** 2
     if not (denominator > 0 and square > 0):
         raise TooNoisyError(
-            f"the noisy {divisor} is {denominator:.4g}, not above {z:.2f} standard deviations of "
-            f"its noise ({denominator_std:.4g}): evaluate on {remedy}, or spend more on the "
-            "evaluation"
+            f"the noisy {denominator_name} is {denominator:.4g}, not above {z:.2f} standard "
+            f"deviations of its noise ({denominator_std:.4g}): evaluate on {remedy}, or spend "
+            "more on the evaluation"
         )
     spread = (numerator * denominator_std) ** 2 + numerator_std**2 * square
     middle, half = numerator * denominator / square, z * math.sqrt(spread) / square
@@ -340,7 +340,7 @@ def read_app_metrics(
             noise_std,
             noise_std,
             z,
-            divisor="sum of the users' weights",
+            denominator_name="sum of the users' weights",
             remedy="more users or fewer metrics, lower max_examples",
         )
         middle, half = low + (high - low) / 2, (high - low) / 2

@@ -54,7 +54,7 @@ def rewrite(
         try:
             return recipe.rewritten(RunFolder(released), PURPOSE), ""
         except TooFewTextsError as error:
-            return error.found, str(error)
+            return error.texts, str(error)
 
 
 @contextmanager

@@ -30,11 +30,11 @@ SHORT, HEADED, REPEATED = "too short", "holding the prompt's headings", "repeate
 
 
 class TooFewTextsError(RuntimeError):
-    """The generator did not yield as many distinct texts as asked for. found: those it did."""
+    """The generator did not yield as many distinct texts as it must. texts: those it did."""
 
-    def __init__(self, text: str, found: Sequence[LabelledText] = ()) -> None:
-        super().__init__(text)
-        self.found = list(found)
+    def __init__(self, message: str, texts: Sequence[LabelledText] = ()) -> None:
+        super().__init__(message)
+        self.texts = list(texts)
 
 
 @dataclass(frozen=True)

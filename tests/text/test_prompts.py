@@ -335,6 +335,6 @@ def test_what_gives_no_text_is_counted_by_cause() -> None:
             ["a seed of mine", "another seed"], cast(Any, Listing()), samples=2, min_words=3,
             seeds_per_prompt=1, rng=np.random.default_rng(0), dropped=dropped, progress=False,
         )  # fmt: skip
-    assert [one.text for one in caught.value.found] == ["new text here"]
+    assert [one.text for one in caught.value.texts] == ["new text here"]
     assert dropped[SHORT] and dropped[HEADED] and dropped[REPEATED]
     assert sum(dropped.values()) == 8 - 1

@@ -162,7 +162,7 @@ class Writing(Recipe[T]):
         except TooFewTextsError as error:
             if purpose != SYNTHETIC:
                 raise
-            found, short = error.found, str(error)
+            found, short = error.texts, str(error)
             logger.warning("%s", short)
         self.folder.save_value(f"dropped-{purpose}", {"causes": tally, "short": short})
         return found

@@ -76,8 +76,8 @@ class FederationSpec:
 class Session:
     """A run of a privacy plan over `grid`, in a folder that the caller holds locked.
 
-    said: what else the statement says (`PrivacyStatement`). kept: further values that must stay as
-    they are while the run lasts, as JSON has them. keys: folder of an aggregator's noise keys.
+    statement_fields: what else the statement says (`PrivacyStatement`). invariants: further values
+    that must not change while the run lasts, as JSON. keys: folder of an aggregator's noise keys.
     greeting: message type of the hello, "" for the usual one. callbacks: told of what is released.
     arguments: of the strategy and of `start`, in words; another start is told what differs.
     """

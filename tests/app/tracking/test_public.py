@@ -36,6 +36,11 @@ def test_what_is_public_passes() -> None:
     assert public_result({"rounds": 2}) == {"rounds": 2}
 
 
+def test_a_float_of_numpy_is_a_number() -> None:
+    (value,) = public_row({"noise_std": np.float64(1.0)}).values()
+    assert type(value) is float and value == 1.0
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -49,11 +54,6 @@ def test_what_is_public_passes() -> None:
         math.inf,
     ],
 )
-def test_a_float_of_numpy_is_a_number() -> None:
-    (value,) = public_row({"noise_std": np.float64(1.0)}).values()
-    assert type(value) is float and value == 1.0
-
-
 def test_other_values_are_left_out(value: Any) -> None:
     assert public_row({"noise_std": value, "evaluation.loss": value}) == {}
     assert public_facts({"users": value}) == {} == public_result({"rounds": value})
