@@ -26,12 +26,10 @@ from privsyn_flower.client_apps.dropin.training import open_dropin
 from privsyn_flower.client_apps.node.failures import read_failures
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.noise import decode_sum, encoded_length
-from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.strategies import DPFTRL, DPFedAvg
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
-from privsyn_flower.training import Layout
 from tests.conftest import loopback_message
 from tests.rigs import dropin as rigs
 from tests.rigs.dropin import (
@@ -45,23 +43,13 @@ from tests.rigs.dropin import (
     ask,
     code,
     context,
+    decoded,
     home,  # noqa: F401
     noise,
     plus,
     question,
 )
 from tests.strategies.training_rig import ftrl
-
-LAYOUT = Layout.of(ARRAYS)
-
-
-def decoded(reply: Message, query: Query, weight: int = 1, ticket: Ticket = TICKET) -> Any:
-    """What the server makes of a plain reply (length,)."""
-    used = noise(query, weight)
-    length = LAYOUT.length + (query.length > LAYOUT.length)
-    padded = encoded_length(replace(query, length=length))
-    residues = wire.read_answer(reply, ticket, padded, used.bits).residues
-    return decode_sum(residues, query, used)
 
 
 def test_the_change_of_the_parameters_is_the_answer() -> None:

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from privsyn_flower.privacy.encoding.dense import dense_numbers
 from privsyn_flower.protocol import wire
-from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.noise import Noise, decode_sum, encoded_length
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import Layout
@@ -104,3 +104,15 @@ def _raises(error: BaseException) -> Callable[[Message, Any], Message]:
         raise error
 
     return train
+
+
+LAYOUT = Layout.of(ARRAYS)
+
+
+def decoded(reply: Message, query: Query, weight: int = 1, ticket: Ticket = TICKET) -> Any:
+    """What the server makes of a plain reply (length,)."""
+    used = noise(query, weight)
+    length = LAYOUT.length + (query.length > LAYOUT.length)
+    padded = encoded_length(replace(query, length=length))
+    residues = wire.read_answer(reply, ticket, padded, used.bits).residues
+    return decode_sum(residues, query, used)

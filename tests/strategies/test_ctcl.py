@@ -229,7 +229,7 @@ def test_a_histogram_that_fails_ends_the_run(
     strategy = made(base)
     real = dict(grid.nodes)
     run = session(grid, tmp_path / "run", strategy)
-    run.terms = replace(run.terms, round_timeout=0.2)
+    run.spec = replace(run.spec, round_timeout=0.2)
     grid.nodes.update({n: _only_hello(real[n]) for n in real})
     with run.begun(), pytest.raises(NoRelease):
         strategy.histogram(run)
