@@ -140,7 +140,7 @@ def configurations(
     (folder / "popri.toml").write_text(SIMULATION.format(mini=common) + expand)
     (folder / "votes.toml").write_text(f"{deployed}[pretext]{rest}")
     (folder / "training.toml").write_text(TRAINING.format(mini=deployed))
-    shutil.copytree(ROOT / "docs" / "examples" / "tabular" / "after", folder / "tabular")
+    shutil.copytree(ROOT / "examples" / "private-drop-in" / "after", folder / "tabular")
     return folder
 
 

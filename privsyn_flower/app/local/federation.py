@@ -314,7 +314,10 @@ def find_run(run_folder: Path) -> LocalFlower | None:
 
 
 def _is_flower(pid: int) -> bool:
-    command = (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    try:
+        command = (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return False
     return b"flwr" in command or b"flower" in command
 
 
