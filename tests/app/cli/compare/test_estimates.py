@@ -351,7 +351,7 @@ def test_a_grid_that_keeps_nothing_has_no_file_and_a_damaged_one_is_named(tmp_pa
     grid = grid_of(["250"])
     assert place(grid, tmp_path / "users.toml") is None and load_pairs(None) == {}
     keep_pairs(found_of(tmp_path), {}, None)
-    kept = place(grid.model_copy(update={"kept": "docs"}), tmp_path / "users.toml")
+    kept = place(grid.model_copy(update={"archive": "docs"}), tmp_path / "users.toml")
     assert kept == tmp_path / "docs" / "users.pairs.json" and load_pairs(kept) == {}
     kept.parent.mkdir()
     for damaged in ("{", "[]"):
