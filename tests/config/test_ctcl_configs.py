@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.preflight.numbers import integers, keys
+from privsyn_flower.app.preflight.numbers import check_privacy, integers, keys
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.config.grid import load_grid
 from privsyn_flower.privacy.plan import PrivacyPlan
@@ -70,7 +70,7 @@ def test_the_noise_is_that_of_appendix_e(name: str) -> None:
     config, theirs, made = load(name), paper_noise(name), noise(name)
     assert 0.999 * config.epsilon <= made.epsilon <= config.epsilon
     assert made.main.multiplier == pytest.approx(theirs, rel=0.02 if theirs == WIDE else 0.008)
-    found = [*keys(config), *privacy_plan(config), *integers(config)]
+    found = [*keys(config), *check_privacy(config), *integers(config)]
     assert [one.text for one in found if one.fatal] == []
 
 

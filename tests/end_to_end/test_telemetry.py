@@ -199,5 +199,5 @@ def test_nobody_is_looked_up_or_called(seen: Seen) -> None:
 
 
 def test_nothing_is_written_but_runs_caches_and_data(seen: Seen) -> None:
-    homes = (CACHE, DATA, f"{RUNS}/", f"{HOME}/tabular-runs/")
+    homes = (CACHE, DATA, f"{RUNS}/", f"{HOME}/privsyn-runs/")
     assert [file for file in seen.files if not file.startswith(homes)] == []
