@@ -176,7 +176,7 @@ def test_its_plan(configured: Any, tmp_path: Path, causal_folder: Path) -> None:
     assert told["device"]["coordinates"] == 1 + 2 * 3
     assert "an accuracy's 95 % interval is then about +-" in text
     assert {stage["stage"] for stage in told["stages"]} == {"evaluation"}
-    assert all(stage["operations"] > 0 for stage in told["stages"])
+    assert all(stage["tasks"] for stage in told["stages"])
     (down,) = {told["device"]["down"]}
     weights = sum(a.size for a in load_file(causal_folder / "model.safetensors").values())
     assert down == pytest.approx(3 * 4 * weights, rel=0.5)

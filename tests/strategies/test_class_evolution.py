@@ -180,7 +180,7 @@ def test_classes_that_cannot_begin(initial: Any, options: dict[str, Any], says: 
             {"pe.labels": "a, b", "data.label-column": "label", "sft.epochs": 1},
             r"sft\.epochs = 1 with pe\.labels",
         ),
-        ({"evaluation.task": "classification"}, r"pe\.labels = ''.*'pe', 'pretext'"),
+        ({"evaluation.task": "classification"}, r"pe\.labels = ''.*'pretext', 'pe'"),
         (
             {"evaluation.task": "classification", "pe.labels": "a", "data.label-column": "k"},
             r"pe\.labels = 'a': at least 2",

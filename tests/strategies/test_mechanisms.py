@@ -177,7 +177,7 @@ def noise_of(tmp_path: Path, mechanism: AggregatorNoise, length: int) -> list[np
     with_key(tmp_path / "copy")
     key = NoiseKey.open(tmp_path / "copy", "r")
     stream = mechanism.factorization.stream(
-        key, length, keep="memory", privacy_plan=mechanism.binding
+        key, length, keep="memory", binding=mechanism.binding
     )
     return [stream.noise(rnd) for rnd in range(1, mechanism.factorization.rounds + 1)]
 
@@ -762,9 +762,9 @@ def test_a_key_serves_one_size_of_noise_and_one_pattern(
     # Where nothing binds the key any more, the noise is another one.
     (keys / "r" / "mechanism").unlink()
     key = NoiseKey.open(keys, "r")
-    drawn = BANDED.stream(key, 4, keep="nothing", privacy_plan=other.privacy_plan).noise(3)
+    drawn = BANDED.stream(key, 4, keep="nothing", binding=other.binding).noise(3)
     (keys / "r" / "mechanism").unlink()
-    own = BANDED.stream(key, 4, keep="nothing", privacy_plan=aggregator(keys).privacy_plan).noise(3)
+    own = BANDED.stream(key, 4, keep="nothing", binding=aggregator(keys).binding).noise(3)
     assert (drawn != own).all()
 
 

@@ -143,7 +143,7 @@ def test_each_prompt_asks_about_distinct_usable_responses_in_order() -> None:
         ["a", "", "a", "b"], ["a", "a", "", "a"], ["", "", "", ""], ["d", "c", "a", ""]
     )
     assert made.places == [[0, 3], [], [], [0, 1, 2]]
-    assert made.asked == ["a", "b", "d", "c", "a"]
+    assert made.texts_to_score == ["a", "b", "d", "c", "a"]
     assert (made.groups, made.classes) == ([2, 3], ["c0", "c3"])
     scores = made.matrix(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
     assert scores.tolist() == [[1, 0, 1, 2], [0] * 4, [0] * 4, [3, 4, 5, 0]]
