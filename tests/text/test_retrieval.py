@@ -52,7 +52,7 @@ def test_blocks_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     variation = Retrieval(POOL, ROWS, EMBEDDER, neighbors=8)
     texts = [*POOL[:20], "a stranger", "another stranger", "a stranger"]
     whole = variation.vary(texts, np.random.default_rng(4))
-    monkeypatch.setattr(variation, "BLOCK_VALUES", 150)
+    monkeypatch.setattr("privsyn_flower.text.variation.BLOCK_VALUES", 150)
     assert variation.vary(texts, np.random.default_rng(4)) == whole
     assert variation.vary(texts, np.random.default_rng(5)) != whole
     assert variation.vary([], np.random.default_rng(4)) == []

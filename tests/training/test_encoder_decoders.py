@@ -134,7 +134,7 @@ def test_a_node_answers_with_the_clipped_deltas(
     check_update(query, node(tmp_path, folder))
     users = {name: USERS[name] for name in ("short", "some", "empty")}
     got = decoded(answer(query, node(tmp_path, folder), users), query)
-    monkeypatch.setattr("tests.client_apps.test_conditional_updates.start", lambda _: parameters)
+    monkeypatch.setattr("tests.rigs.conditional_updates.start", lambda _: parameters)
     want = sum(clip_l2(by_hand(folder, query, user), CLIP) for user in ("short", "some"))
     assert np.abs(got - want).max() < 8 / noise(query).scale < 0.05 * np.abs(want).max()
 
