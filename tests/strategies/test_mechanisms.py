@@ -176,9 +176,7 @@ def noise_of(tmp_path: Path, mechanism: AggregatorNoise, length: int) -> list[np
     """The noise of each round under the known key, at standard deviation 1 of z."""
     with_key(tmp_path / "copy")
     key = NoiseKey.open(tmp_path / "copy", "r")
-    stream = mechanism.factorization.stream(
-        key, length, keep="memory", binding=mechanism.binding
-    )
+    stream = mechanism.factorization.stream(key, length, keep="memory", binding=mechanism.binding)
     return [stream.noise(rnd) for rnd in range(1, mechanism.factorization.rounds + 1)]
 
 
