@@ -22,6 +22,7 @@ from privsyn_flower.privacy.ledger.filters import (
     Kind,
     Plan,
     charged_epsilon,
+    fits,
     new_header,
     places,
 )
@@ -225,8 +226,10 @@ def test_whatever_is_taken_costs_at_most_the_plan(asked: list[tuple[float, float
     header = new_header("phones", TOTAL, DELTA, False, (Kind(4.0, RATE, 5),))
     taken: list[Charge] = []
     for z, rate in asked:
-        if why_refused(header, taken, charged(z, rate)) is None:
-            taken.append(charged(z, rate))
+        charge = charged(z, rate)
+        admitted = fits(header, [*taken, charge])  # what `Ledger.reserve` decides by
+        assert admitted == (why_refused(header, taken, charge) is None)
+        taken += [charge] if admitted else []
     assert len(taken) == min(5, len([z for z, rate in asked if z >= 4 and rate <= RATE]))
     alike = [charged(4.0, RATE)] * 5
     assert charged_epsilon(taken, DELTA) <= header.epsilon_of(alike) <= TOTAL
