@@ -183,7 +183,7 @@ def _check(
 
 
 def trust(cohort: Cohort, node: Node) -> None:
-    """Whether this node joins such a sum: its policy, and whose keys these are.
+    """Raises unless this node joins such a sum: by its policy, and by whose keys these are.
 
     With a roster every member must be on it, with that key and weight. Without one, both are
     trusted on first use: a node id that shows another key or weight than before is refused.

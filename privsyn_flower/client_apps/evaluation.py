@@ -85,7 +85,7 @@ def _shipped(query: Query, folder: Path) -> list[Parameters]:
 def user_evaluations(
     query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
 ) -> I64:
-    """users' texts (PRIVATE) -> sum of the encoded vectors (1 + 2 models,) of those counted.
+    """users' texts (PRIVATE) -> sum of the encoded vectors (1 + 2 models,) of those sampled.
 
     One user after the other goes through the model, alone in its batches, so that no user's
     numbers depend on another's text; whatever goes wrong with one user makes that user zeros.

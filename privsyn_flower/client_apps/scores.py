@@ -91,7 +91,7 @@ def _labels(query: Query) -> list[str]:
 def user_scores(
     query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
 ) -> I64:
-    """users' texts (PRIVATE) -> sum of the encoded scores (length,) of those who are counted."""
+    """users' texts (PRIVATE) -> sum of the encoded scores (length,) of those who are sampled."""
     groups, labels = query.extra["groups"], _labels(query)
     classes = np.repeat(query.extra["classes"].astype(np.intp), groups) if labels else None
     question, total = query.question(), np.zeros(query.length, dtype=np.int64)

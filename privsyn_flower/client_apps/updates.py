@@ -149,7 +149,7 @@ def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
 def user_updates(
     query: Query, users: UserTexts, participants: Participants, plan: DensePlan, node: Node
 ) -> I64:
-    """users' texts (PRIVATE) -> sum of the encoded updates (padded_length,) of who is counted.
+    """users' texts (PRIVATE) -> sum of the encoded updates (padded_length,) of those sampled.
 
     No user's update depends on another's texts, nor on who was trained before; whatever goes
     wrong with one user makes that user zeros.

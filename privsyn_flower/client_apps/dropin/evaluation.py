@@ -131,7 +131,7 @@ def _max_examples(query: Query) -> int:
 
 
 def _vectors(evaluate: Ask) -> Callable[..., I64]:
-    """What makes the sum of the encoded vectors (1 + metrics,), PRIVATE, of who is counted.
+    """What makes the sum of the encoded vectors (1 + metrics,), PRIVATE, of those sampled.
 
     evaluate(query, arrays, user): the function's reply for one user.
     """

@@ -246,7 +246,7 @@ def _parameters(query: Query) -> tuple[dict[str, NDArray[Any]], Layout]:
 
 
 def _vectors(train: Ask) -> Callable[..., I64]:
-    """What makes the sum of the encoded updates (padded_length,), PRIVATE, of who is counted.
+    """What makes the sum of the encoded updates (padded_length,), PRIVATE, of those sampled.
 
     train(query, arrays, user): the function's reply for one user.
     """
