@@ -23,12 +23,12 @@ from privsyn_flower.config import DataConfig
 
 from .findings import LeftOut
 from .groups import Group, Reading, Source
-from .mail_text import Mail, read_mail
+from .mail_text import NO_TEXT, Mail, read_mail
 from .messages import Joined, domain_identity, domains, samples_of
 from .text_files import place_identity
 from .users import Sample
 
-MAIL_BYTES = 2**20  # a larger e-mail is left out
+MAIL_BYTES = 2**20  # of a larger e-mail the sender alone counts
 ARCHIVE_BYTES, ENTRIES = 2**30, 200_000  # of an archive, unpacked; more is refused
 EMAILS = "emails"  # label of public samples
 LARGE = f"an e-mail of more than {MAIL_BYTES:,} bytes"
@@ -95,10 +95,13 @@ def mail_senders(
     found: list[tuple[str, Mail]] = []
     for name, data in _files(Path(place).expanduser(), f"{place} ({key})", left_out):
         mail = read_mail(data)
+        if len(data) > MAIL_BYTES and isinstance(mail, Mail):
+            mail = Mail(mail.sender, None)
         if isinstance(mail, str):
             left_out[mail] += 1
         else:
             found.append((name, mail))
+            left_out[NO_TEXT] += mail.paragraphs is None and len(data) <= MAIL_BYTES
     if not found:
         raise DataError(
             f"{place} ({key}) holds no e-mail in a folder of ham: name the folder or .tgz of "
@@ -108,8 +111,9 @@ def mail_senders(
     for _, mail in sorted(found, key=lambda pair: pair[0]):
         joined["messages"] += 1
         joined["repaired"] += mail.repaired
-        samples = samples_of(mail.paragraphs, config, left_out)
-        own.setdefault(_pseudonym(mail.sender), []).extend(samples)
+        sender = own.setdefault(_pseudonym(mail.sender), [])  # whatever the e-mail holds
+        if mail.paragraphs is not None:
+            sender += samples_of(mail.paragraphs, config, left_out)
     joined["people"] = len(own)
     joined["texts"] = sum(map(len, own.values()))
     return [Group(sender, tuple(own[sender])) for sender in sorted(own)]
@@ -129,7 +133,7 @@ def _pseudonym(address: str) -> str:
 
 
 def _files(path: Path, where: str, left_out: LeftOut) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of each e-mail."""
+    """Name and bytes of each e-mail; of one larger than MAIL_BYTES one byte more than that."""
     try:
         yield from (_folder if path.is_dir() else _archive)(path, where, left_out)
     except FileNotFoundError:
@@ -152,8 +156,8 @@ def _archive(path: Path, where: str, left_out: LeftOut) -> Iterator[tuple[str, b
             file = archive.extractfile(member) if member.isfile() else None
             left_out[NO_FILE] += file is None and not member.isdir()
             left_out[LARGE] += file is not None and member.size > MAIL_BYTES
-            if file is not None and member.size <= MAIL_BYTES:
-                yield member.name, file.read(MAIL_BYTES)
+            if file is not None:
+                yield member.name, file.read(MAIL_BYTES + 1)
 
 
 def _folder(path: Path, where: str, left_out: LeftOut) -> Iterator[tuple[str, bytes]]:
@@ -169,8 +173,9 @@ def _folder(path: Path, where: str, left_out: LeftOut) -> Iterator[tuple[str, by
             plain = stat.S_ISREG(status.st_mode)
             left_out[NO_FILE] += not plain
             left_out[LARGE] += plain and status.st_size > MAIL_BYTES
-            if plain and status.st_size <= MAIL_BYTES:
-                yield relative, file.read_bytes()
+            if plain:
+                with file.open("rb") as handle:
+                    yield relative, handle.read(MAIL_BYTES + 1)
 
 
 def _wanted(name: str) -> bool:

@@ -31,12 +31,13 @@ _PGP = re.compile(r"-{5}BEGIN PGP SIGNED MESSAGE-{5}|Hash: \w+")
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """sender: the address in lower case, PRIVATE. paragraphs: of one line each. repaired: whether
-    characters could not be decoded."""
+    """sender: the address in lower case, PRIVATE. paragraphs: of one line each; None: it has no
+    plain text, and its sender is one all the same. repaired: whether characters could not be
+    decoded."""
 
     sender: str
-    paragraphs: tuple[str, ...]
-    repaired: bool
+    paragraphs: tuple[str, ...] | None
+    repaired: bool = False
 
 
 def read_mail(data: bytes) -> Mail | str:
@@ -48,7 +49,7 @@ def read_mail(data: bytes) -> Mail | str:
             return NOBODY
         text = _plain_text(message)
         if text is None:
-            return NO_TEXT
+            return Mail(sender, None)
         return Mail(sender, tuple(own_paragraphs(text)), "\ufffd" in text)
     except Exception:  # whatever it is, it is this e-mail's
         return UNREADABLE
