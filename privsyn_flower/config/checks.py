@@ -108,7 +108,7 @@ def check_ftrl(config: CommonConfig) -> None:
 def check_proximity(config: CommonConfig) -> None:
     """There must be public text to choose from."""
     data = config.data
-    if config.proximity.filter and data.source != "docstrings" and not data.public_path:
+    if config.proximity.filter and not data.has_minority and not data.public_path:
         raise ValueError(
             "proximity.filter = true chooses from public text, and data.public-path is empty: "
             "name it, or set proximity.filter = false"
@@ -151,7 +151,12 @@ SHARED = {
 
 def check_data(config: CommonConfig) -> None:
     """Users, samples and public text are chosen by private text for benchmarks only."""
-    keys = config.data.chosen_by_text
+    data, keys = config.data, config.data.chosen_by_text
+    if data.source in ("chats", "emails") and data.partition != "natural":
+        raise ValueError(
+            f"data.partition = {data.partition!r} with data.source = {data.source!r}, whose users "
+            "are the people who wrote the text: set data.partition = 'natural'"
+        )
     if keys and not config.benchmark:
         raise ValueError(
             f"{keys}: this chooses users, samples or public text by reading private text, "

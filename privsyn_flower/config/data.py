@@ -12,23 +12,37 @@ from privsyn_flower.config.section import Section
 class DataConfig(Section):
     """`[data]`: who the users are, what they hold, and what text is public."""
 
-    source: str = Field("docstrings", description="docstrings, files, or hub:NAME")
-    path: str = Field("", description="files: jsonl, csv or parquet with the private users' text")
-    public_path: str = Field(
-        "", description="files/hub: the public text (file, hub:NAME, or folder of `privsyn public`)"
+    source: str = Field("docstrings", description="docstrings, files, chats, emails, or hub:NAME")
+    path: str = Field(
+        "",
+        description="files: jsonl, csv or parquet with the private users' text; emails: the folder "
+        "or .tgz of SpamAssassin's corpus",
     )
+    public_path: str = Field(
+        "",
+        description="files/hub: the public text (file, hub:NAME, or folder of `privsyn public`); "
+        "chats/emails: its minority, instead of the chats that ship with the package",
+    )
+    public_emails: str = Field(
+        "", description="chats: the folder or .tgz of SpamAssassin's corpus, more general public "
+        "text; empty: none"
+    )  # fmt: skip
     private_packages: str = Field(
         "scipy,scikit-learn,pandas", description="docstrings: packages whose modules are users"
     )
     public_packages: str = Field(
         "stdlib,transformers,torch,ray,sqlalchemy,sympy",
-        description="docstrings: the general public packages",
+        description="docstrings/chats/emails: the general public packages",
     )
     minority_packages: str = Field(
         "numpy", description="docstrings: public packages close to the private domain"
     )
     minority_share: float = Field(
-        0.05, ge=0, le=1, description="docstrings: share of the public pool taken from them"
+        0.05,
+        ge=0,
+        le=1,
+        description="docstrings/chats/emails: share of the public pool that is like "
+        "the private text: of the minority packages, or messages",
     )
     users: int = Field(1000, ge=1, description="declared number of private users (public)")
     samples_per_user: int = Field(8, ge=1, description="cap on one user's samples")
@@ -56,6 +70,12 @@ class DataConfig(Section):
         512, ge=0, description="public texts to choose a rate by, or compare with"
     )
     sample_words: int = Field(45, ge=4, description="words of a sample, candidate or response")
+    min_words: int = Field(
+        8,
+        ge=1,
+        description="chats/emails: a shorter text is joined with the same person's next ones in "
+        "the same conversation or e-mail",
+    )
     chunk: bool = Field(
         False, description="files/hub: cut a text into consecutive samples of sample-words words"
     )
@@ -71,6 +91,11 @@ class DataConfig(Section):
     date_from: str = Field("", description="first date kept, YYYY-MM-DD")
     date_to: str = Field("", description="last date kept, YYYY-MM-DD")
     seed: int = Field(0, ge=0, description="seed of the split")
+
+    @property
+    def has_minority(self) -> bool:
+        """Whether the source has public text of its own, a part of which is like the private."""
+        return self.source in ("docstrings", "chats", "emails")
 
     @property
     def chosen_by_text(self) -> str:

@@ -76,7 +76,11 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
         return path if path.startswith("hub:") else absolute(path)
 
     data = config.data.model_copy(
-        update={"path": place(config.data.path), "public_path": place(config.data.public_path)}
+        update={
+            "path": place(config.data.path),
+            "public_path": place(config.data.public_path),
+            "public_emails": absolute(config.data.public_emails),
+        }
     )
     models = config.models.model_copy(
         update={

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +20,13 @@ from privsyn_flower.common.files import DataError, build_folder, private_folder
 from privsyn_flower.common.units import VERSION
 from privsyn_flower.config import DataConfig
 
+from .groups import Source
 from .partition import Split, split
 from .reading import text_file
-from .sources import Source, identity, load_source, place_name
+from .sources import identity, load_source
 from .spool import Shard, read_users, write_users
 from .tables import damaged, read_table, write_table
+from .text_files import place_name
 from .users import Sample, Tell, texts_of
 from .values import label_of
 
@@ -186,7 +189,7 @@ def shard_sizes(users: int, partitions: int) -> list[int]:
 def _stamps(config: DataConfig) -> tuple[tuple[str, int, int], ...]:
     """Path, size and time of named files, so that a process hashes each only once."""
     found = []
-    for name in (config.path, config.public_path):
+    for name in (config.path, config.public_path, config.public_emails):
         path = text_file(Path(name).expanduser())
         if name and path.is_file():
             status = path.stat()
@@ -205,7 +208,7 @@ def _left_out(folder: Path, source: Source, config: DataConfig) -> list[str]:
     """What of the text that was read is nobody's sample, PRIVATE, for who owns the files."""
     if config.source == "docstrings":
         return []
-    where, lines = place_name(config.path if config.source == "files" else config.source), []
+    where, lines = (place_name(config.path) if config.source == "files" else config.source), []
     if source.left_out.total():
         lines.append(source.left_out.summary(where))
     taken = config.users + config.held_out_users + config.development_users
@@ -220,6 +223,12 @@ def _left_out(folder: Path, source: Source, config: DataConfig) -> list[str]:
     if plain and config.label_column:
         lines.append(f"{where}: {plain:,} samples have no label, and are of no class")
     return lines
+
+
+def _domains(public: Mapping[str, list[Any]]) -> dict[str, dict[str, int]]:
+    """Texts of the corpus, and of the pool, by label."""
+    pool = [label for label, at in zip(public["label"], public["pool"], strict=True) if at >= 0]
+    return {"corpus": Counter(public["label"]), "pool": Counter(pool)}
 
 
 def _write(folder: Path, parts: Split, config: DataConfig, source: Source) -> None:
@@ -245,6 +254,7 @@ def _write(folder: Path, parts: Split, config: DataConfig, source: Source) -> No
             "groups": len(parts.public),
             "pool": len(parts.pool),
             "validation": len(parts.validation),
+            "domains": _domains(columns) if config.has_minority else {},
             "left_out": {} if config.chosen_by_text else dict(source.public_left_out),
         },
         "origin": source.origin,

@@ -27,8 +27,7 @@ from privsyn_flower.config import DataConfig
 
 from .dedup import NearDuplicates, keep_own
 from .findings import LeftOut
-from .sources import Source
-from .spool import Group
+from .groups import Group, Source
 from .users import Sample
 
 VALIDATION_PER_GROUP = 16  # texts of one public group in the validation set, for variety
@@ -360,12 +359,12 @@ def minority_counts(total: int, groups: Sequence[Group], config: DataConfig) -> 
     """(general, minority) texts of `total`; no minority where the source knows none."""
     if not groups:
         return 0, 0
-    if config.source != "docstrings":
+    if not config.has_minority:
         return total, 0
     if config.minority_share and not any(group.minority for group in groups):
         raise DataError(
-            f"data.minority-share = {config.minority_share} but data.minority-packages gives no "
-            "text: name a package or set minority-share = 0"
+            f"data.minority-share = {config.minority_share} but {_more_public(config, True)} gives "
+            "no text: name more, or set minority-share = 0"
         )
     minority = round(total * config.minority_share)
     return total - minority, minority
@@ -384,15 +383,19 @@ def _too_few(key: str, wanted: int, found: int, config: DataConfig) -> DataError
 def _too_little_public(
     key: str, wanted: int, found: int, minority: bool, config: DataConfig
 ) -> DataError:
-    kind, more = "", "data.public-path"
-    if config.source == "docstrings":
-        kind = "minority " if minority else "general "
-        more = "data.minority-packages" if minority else "data.public-packages"
+    kind = ("minority " if minority else "general ") if config.has_minority else ""
     gone = "different texts" if config.near_duplicates == "keep" else (
         f"texts that share no 13 words in a row (data.near-duplicates = "
         f"{config.near_duplicates!r})"
     )  # fmt: skip
     return DataError(
         f"data.{key} = {wanted} {kind}public texts are not there: only {found} {gone} are left: "
-        f"lower data.{key}, or give more text in {more}"
+        f"lower data.{key}, or give more text in {_more_public(config, minority)}"
     )
+
+
+def _more_public(config: DataConfig, minority: bool) -> str:
+    """The key that names the public text, general or the minority."""
+    general = "data.public-packages" if config.has_minority else "data.public-path"
+    near = "data.minority-packages" if config.source == "docstrings" else "data.public-path"
+    return near if minority else general

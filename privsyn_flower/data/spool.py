@@ -17,7 +17,6 @@ import os
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, overload
@@ -28,6 +27,7 @@ from privsyn_flower.common.arrays import I64
 from privsyn_flower.common.files import DataError
 
 from .findings import LeftOut, Tally
+from .groups import Group
 from .reading import Report
 from .tables import damaged, read_table, require_arrow, write_batches
 from .users import RowCollector, Rows, Sample, SampleStore, Tell, log_skipped
@@ -39,15 +39,6 @@ OTHER_DATES = "a date before data.date-from or after data.date-to"
 
 # Which row of the source (from 1), its line, its user; and its text, label and date, if it has one.
 _Entry = tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Samples that belong together: a user's, or a public module's or author's."""
-
-    name: str
-    samples: tuple[Sample, ...]
-    minority: bool = False
 
 
 class Spool:

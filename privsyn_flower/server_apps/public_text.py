@@ -14,7 +14,7 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.reading import text_file
-from privsyn_flower.data.sources import place_name, public_groups
+from privsyn_flower.data.text_files import place_name, public_groups
 from privsyn_flower.privacy.sentence import FILE
 
 logger = logging.getLogger("privsyn_flower")

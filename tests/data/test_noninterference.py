@@ -175,8 +175,8 @@ def test_thirteen_shared_words_remove_a_public_text_for_a_benchmark_only(tmp_pat
 
 def test_a_module_is_cut_by_position(tmp_path: Path) -> None:
     """Sections of a module are users: one's repetitions do not shift the next one's texts."""
+    from privsyn_flower.data.groups import Group, Source
     from privsyn_flower.data.partition import split
-    from privsyn_flower.data.sources import Group, Source
     from privsyn_flower.data.users import Sample
 
     def users(texts: list[str]) -> dict[str, list[str]]:

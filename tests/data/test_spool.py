@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, federation, prepare, spool
-from privsyn_flower.data.spool import Group, Shard, store_groups, write_users
+from privsyn_flower.data.groups import Group
+from privsyn_flower.data.spool import Shard, store_groups, write_users
 from privsyn_flower.data.users import Sample, collect_rows
 from privsyn_flower.data.values import Columns
 

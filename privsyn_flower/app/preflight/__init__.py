@@ -17,7 +17,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.ledger import LedgerError
 from privsyn_flower.server_apps.privacy_plan import baseline
 
-from .data import docstring_packages, private_file, public_file, split_files
+from .data import docstring_packages, messages, private_file, public_file, split_files
 from .findings import Finding, Findings, NotReady
 from .machine import federation_nodes, models, needs, places, trackers
 from .numbers import budget, candidates, check_privacy, integers, keys, product
@@ -59,7 +59,7 @@ def check_ready(
 
 def _data(config: RunConfig) -> Findings:
     """The text; its split where nothing is wrong with the files themselves."""
-    files = (private_file, public_file, docstring_packages)
+    files = (private_file, public_file, docstring_packages, messages)
     found = [finding for look in files for finding in _run(functools.partial(look, config))]
     yield from found
     if not any(finding.fatal for finding in found):

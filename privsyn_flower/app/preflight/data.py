@@ -8,18 +8,19 @@ from privsyn_flower.common.files import DataError
 from privsyn_flower.config import RunConfig
 from privsyn_flower.data.docstrings import STDLIB, find_distribution
 from privsyn_flower.data.findings import LeftOut
+from privsyn_flower.data.groups import Source
+from privsyn_flower.data.packages import package_lists
 from privsyn_flower.data.partition import BEYOND, split
 from privsyn_flower.data.reading import NO_MIX, text_file
-from privsyn_flower.data.sources import (
-    Source,
-    package_lists,
+from privsyn_flower.data.sources import identity
+from privsyn_flower.data.spool import OTHER_DATES
+from privsyn_flower.data.surveys import WHOLE, Preview, preview
+from privsyn_flower.data.text_files import (
     place_name,
     private_columns,
     private_groups,
     public_groups,
 )
-from privsyn_flower.data.spool import OTHER_DATES
-from privsyn_flower.data.surveys import WHOLE, Preview, preview
 from privsyn_flower.data.values import Columns, quote_columns
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import by_class, candidates, is_deployment
@@ -90,7 +91,7 @@ def _too_few_users(config: RunConfig, seen: Preview) -> Findings:
 def public_file(config: RunConfig) -> Findings:
     """The public text: there at all, readable, and enough for the pool and the population."""
     data = config.data
-    if data.source == "docstrings":
+    if data.has_minority:
         return
     if not data.public_path:
         if recipe_of(config).first_texts(config)[1]:
@@ -231,6 +232,15 @@ def docstring_packages(config: RunConfig) -> Findings:
                     find_distribution(name)
                 except DataError as error:
                     yield Finding(str(error))
+
+
+def messages(config: RunConfig) -> Findings:
+    """What chats and e-mails are made of: all there, with the digests that are known."""
+    if config.data.source in ("chats", "emails"):
+        try:
+            identity(config.data)
+        except DataError as error:
+            yield Finding(str(error))
 
 
 def _look(place: str, columns: Columns, key: str) -> Preview | None:

@@ -22,6 +22,7 @@ HERE = (
     "population-name",
     "data.path",
     "data.public-path",
+    "data.public-emails",
     "models.accelerate-arguments",
     "generation.base-url",
     "generation.api-key-env",

