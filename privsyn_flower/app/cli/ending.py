@@ -53,7 +53,7 @@ def _texts(summary: Mapping[str, Any], folder: Path, columns: int) -> list[str]:
     count, seeds = int(summary["synthetic_samples"]), summary.get("seeds", 0)
     if count and count == seeds:  # most votes first
         rows = first_texts(folder, SHOWN, SEEDS)
-        head = f"{count:,} public texts that the users' votes picked, {SEEDS}; of most votes:"
+        head = f"{count:,} texts that the users' votes picked, {SEEDS}; of most votes:"
     else:
         rows = RunFolder(folder).texts(SHOWN)
         head = f"{count:,} synthetic texts, {SYNTHETIC}; {len(rows)} spread evenly over them:"
@@ -92,6 +92,7 @@ def _facts(summary: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]
         )
     else:
         yield "worth", _worth(summary)
+    yield from (("note", note) for note in summary.get("notes", []))
     more = "" if not (folder / REPORT).is_file() else f"{REPORT} there, or "
     where = dataset_name(summary["dataset"])
     yield "more", f"{more}privsyn report: all figures of {summary['method']} on {where}"

@@ -77,12 +77,17 @@ def test_a_run_that_ended_early_says_why(folder: Path) -> None:
     assert "ended early after 1 of 2 rounds: the ledger of X is used up" in told
 
 
-def test_seeds_that_are_the_result_are_called_public_texts(tmp_path: Path) -> None:
+def test_seeds_that_are_the_result_are_told_as_such(tmp_path: Path) -> None:
     for name in ("synthetic", "seeds"):
         write_jsonl(tmp_path / f"{name}.jsonl", ({"text": f"seed {i}"} for i in range(9)))
     lines = ending({**SUMMARY, "synthetic_samples": 9, "seeds": 9}, tmp_path).splitlines()
-    assert lines[0] == "9 public texts that the users' votes picked, seeds.jsonl; of most votes:"
+    assert lines[0] == "9 texts that the users' votes picked, seeds.jsonl; of most votes:"
     assert lines[1:6] == [f"    seed {i}" for i in range(5)]
+
+
+def test_notes_stand_before_the_last_line(folder: Path) -> None:
+    lines = ending({**SUMMARY, "notes": ["it writes fragments"]}, folder).splitlines()
+    assert lines[-2:-1] == ["note     it writes fragments"]
 
 
 def test_models_that_were_measured_stand_in_the_place_of_texts(tmp_path: Path) -> None:

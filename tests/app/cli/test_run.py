@@ -275,7 +275,7 @@ def test_the_seeds_come_first_and_before_them_that_a_result_is_of_no_use(
     out, err = capsys.readouterr()
     assert out.splitlines()[:8] == [
         "NOT USABLE: 72% of the written words",
-        "9 public texts that the users' votes picked, seeds.jsonl; of most votes:",
+        "9 texts that the users' votes picked, seeds.jsonl; of most votes:",
         *(f"    seed {i}" for i in range(5)),
         out.splitlines()[7],
     ]
