@@ -93,9 +93,9 @@ def _facts(summary: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]
     else:
         yield "worth", _worth(summary)
     yield from (("note", note) for note in summary.get("notes", []))
-    more = "" if not (folder / REPORT).is_file() else f"{REPORT} there, or "
+    more = f", or {REPORT} in its folder" if (folder / REPORT).is_file() else ""
     where = dataset_name(summary["dataset"])
-    yield "more", f"{more}privsyn report: all figures of {summary['method']} on {where}"
+    yield "more", f"all figures of {summary['method']} on {where}: privsyn report{more}"
 
 
 def _worth(summary: Mapping[str, Any]) -> str:
