@@ -38,6 +38,7 @@ from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.recipe import Recipe
 from privsyn_flower.server_apps.models import Models
+from privsyn_flower.server_apps.own_text import notes
 from privsyn_flower.server_apps.privacy_plan import (
     baseline,
     federation_spec,
@@ -187,6 +188,7 @@ class Run:
             "epsilon_ledger": self.ledger_epsilon,
             "epsilon_ledger_total": self.ledger_total,
             "synthetic_samples": samples,
+            **({"notes": told} if (told := notes(self.config)) else {}),
             **({"synthetic_sha256": file_digest(text)} if text.is_file() else {}),
             "wall_seconds": round(sum(self.clock.seconds.values()), 1),
             "stage_seconds": self.clock.seconds,

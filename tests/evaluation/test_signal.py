@@ -10,7 +10,7 @@ import pytest
 from privsyn_flower.evaluation.signal import TOLERANCE, Excess, excess, p_value
 from privsyn_flower.privacy.noise.integer_noise import seeded_discrete_gaussian
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.strategies.engine.rounds import excess_of
+from privsyn_flower.strategies.engine.released_signal import excess_of
 
 ALPHA, RUNS = 0.01, 4000
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.app.cli.display import product_lines, result_table
+from privsyn_flower.app.cli.ending import ending, product_lines
 from privsyn_flower.app.report.summaries import verdict_lines
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import RunConfig
@@ -158,7 +158,8 @@ def test_it_is_in_the_terminal_and_in_the_report() -> None:
     told["benchmark"] |= {"verdict": ["against noise: unclear"], "frechet": {}, "methods": {}}
     assert verdict_lines(told)[0].startswith("verdict: the noise drowned the update")
     assert verdict_lines(told)[1] == "benchmark, not covered by epsilon: against noise: unclear"
-    for text in (report([told]), result_table(told), "\n".join(product_lines(told, Path("none")))):
+    none = Path("none")
+    for text in (report([told]), ending(told, none), "\n".join(product_lines(told, none))):
         assert "the noise drowned the update" in text
     assert "(drowned) |" in report([told])
     older = summary("pretext", SECURE)

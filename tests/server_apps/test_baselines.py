@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from privsyn_flower.app.benchmark import private
-from privsyn_flower.app.cli.display import result_table
+from privsyn_flower.app.cli.ending import ending
 from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.app.preflight.numbers import keys
 from privsyn_flower.app.report.summaries import LOCAL, NO_QUERIES, NONE, trust_of
@@ -111,7 +111,7 @@ def test_public_only_is_the_pool_and_is_measured(
     assert "synthetic-random_public" in found["accuracy_difference"]
     assert found["costs"]["releases"] == 0
     assert trust_of(summary) == NO_QUERIES and "| public-only |" in report([summary])
-    assert "epsilon" in result_table(summary)
+    assert "Epsilon = 0" in ending(summary, tmp_path)
 
 
 @pytest.fixture
@@ -201,7 +201,9 @@ def test_expand_private_shows_private_texts_and_says_so(
     assert "NO PRIVACY" in summary["privacy_short"] and "NO PRIVACY" in summary["privacy"]
     assert "NO PRIVACY" in (tmp_path / "run.log").read_text()
     assert {"synthetic", "private"} <= set(summary["benchmark"]["accuracy"])
-    assert "| infinity |" in report([summary]) and " infinity " in result_table(summary)
+    assert "| infinity |" in report([summary]) and "epsilon is infinite" in ending(
+        summary, tmp_path
+    )
 
 
 def test_dp_prompt_paraphrases_each_text_once_at_the_price_of_epsilon(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from privsyn_flower.app.cli.display import result_table
+from privsyn_flower.app.cli.ending import ending
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.client_apps import main as client
@@ -205,7 +205,7 @@ def test_both_private_steps_and_the_text_of_their_shares(
         for one, other in zip(start.model.parameters(), model.model.parameters(), strict=True)
     ]
     assert max(moved) > 0
-    assert "topics" in report([summary]) and "ctcl" in result_table(summary)
+    assert "topics" in report([summary]) and "ctcl" in ending(summary, tmp_path)
     mode = (tmp_path / "synthetic.jsonl").stat().st_mode  # whoever may read it may read the rest
     results = [*(tmp_path / "model").iterdir(), *(tmp_path / "topics").iterdir()]
     assert {path.stat().st_mode for path in results} == {mode}

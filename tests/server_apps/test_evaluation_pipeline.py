@@ -15,7 +15,7 @@ from flwr.app import Error, Message
 from safetensors.numpy import load_file, save_file
 
 from privsyn_flower.app.audit import audit
-from privsyn_flower.app.cli.display import result_table
+from privsyn_flower.app.cli.ending import ending
 from privsyn_flower.app.cli.plan import as_json, described
 from privsyn_flower.app.preflight.plan import plan_of
 from privsyn_flower.app.report.tables import report
@@ -119,7 +119,7 @@ def test_a_table_of_models_from_one_release(
     assert any(line.startswith("evaluated on the nodes: ") for line in said(summary))
     own = found["models"]["changed"]
     assert f"| changed | {own['accuracy']:.4f} [" in report([summary])
-    assert "changed" in result_table(summary)
+    assert "changed: accuracy" in ending(summary, tmp_path / "run")
     again, grid = run(config, loopback, tmp_path / "run")
     assert grid.sent == [] and again["measured"] == found
 

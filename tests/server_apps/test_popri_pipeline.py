@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.app.cli.display import result_table
+from privsyn_flower.app.cli.ending import ending
 from privsyn_flower.config import RunConfig, load_config, split_list
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
@@ -132,8 +132,7 @@ def test_controls_that_were_left_out_are_nowhere(
     )
     assert "control" not in summary["stage_seconds"] and "control" not in there
     assert {"accuracy.png", "candidates.png"} <= there
-    table = result_table(summary)
-    assert "replaced by noise" not in table and "fine-tuned on random" not in table
+    assert "no control on random public text" in " ".join(ending(summary, tmp_path).split())
 
 
 def test_a_selected_round_is_paid_for_once(configured: Any, loopback: Any, tmp_path: Path) -> None:
@@ -310,4 +309,4 @@ def test_openreview_end_to_end(
         }  # fmt: skip
     assert "loss" not in found and "random_public" not in found["frechet"]["synthetic"]
     assert (tmp_path / "run" / "accuracy.png").exists()
-    assert "macro-f1" in result_table(summary)
+    assert "on classes of " in ending(summary, tmp_path / "run")

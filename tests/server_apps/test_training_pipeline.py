@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from privsyn_flower.app.cli.display import result_table
+from privsyn_flower.app.cli.ending import ending
 from privsyn_flower.app.report.forms import fact_sheets
 from privsyn_flower.app.report.guarantee import curve
 from privsyn_flower.app.report.tables import report
@@ -150,7 +150,7 @@ def test_dp_fedavg_from_data_to_figures(
     assert low < saved < high  # of real noise: its sign may be wrong in so few users
     estimate = evaluation["estimates"]["final"]
     assert estimate["loss_low"] < estimate["loss"] < estimate["loss_high"]
-    assert "trained privately" in result_table(summary)
+    assert "against random public text: accuracy" in " ".join(ending(summary, tmp_path).split())
     assert "dp-fedavg" in report([summary])
 
     told = summary["verdict"]
@@ -179,8 +179,9 @@ def test_controls_that_were_left_out_are_nowhere(
     assert found["training_texts"].keys() == {"private"}
     assert not (tmp_path / "run" / "control").exists()
     assert (tmp_path / "run" / "accuracy.png").exists()
-    table = result_table(summary)
-    assert "trained privately" in table and ("random public" in table) == bool(chosen)
+    told = " ".join(ending(summary, tmp_path / "run").split())
+    assert ("against random public text: accuracy" in told) == bool(chosen)
+    assert ("no control on random public text" in told) != bool(chosen)
 
 
 def test_a_control_of_another_method_is_an_error(
@@ -297,8 +298,8 @@ def test_the_result_is_on_disk_before_its_benchmark_begins(
     assert early.pop("unfinished") == "benchmark" and "benchmark" not in early
     assert early["epsilon"] <= config.epsilon and (path / "privacy.md").exists()
     model = (path / "model" / "model.safetensors").read_bytes()
-    told = result_table(early)
-    assert told.startswith("what ") and "held-out users" not in told
+    told = ending(early, path)
+    assert told.startswith("privacy ") and "held-out users" not in told
 
     with monkeypatch.context() as patch:
         killing(patch, Rounds, "_attempt", None)

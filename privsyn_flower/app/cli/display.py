@@ -1,4 +1,4 @@
-"""The terminal: progress bars from events, the claim, and the result table."""
+"""The terminal: progress bars from events, and tables that fit its width."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,17 +20,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from privsyn_flower.app.report.forms import claim_lines
-from privsyn_flower.app.report.places import dataset_name
-from privsyn_flower.app.report.reading import first_texts
 from privsyn_flower.app.report.stages import CAPPED, kind_of, progress_text, stage_in_words
-from privsyn_flower.app.report.summaries import epsilon_of, unusable_lines, verdict_lines
-from privsyn_flower.app.report.tables import measured_rows
-from privsyn_flower.common.terminal import one_line
-from privsyn_flower.runs import SEEDS
 
-SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there
-SHOWN_SEEDS = 5
 SURE_AFTER = 2.0  # seconds of a stage that tell its speed
 EVERY = 10.0  # seconds between two lines of a stage where there is no terminal, at least
 REPORT_EVERY = 0.2  # seconds between two reports of one stage
@@ -180,55 +170,12 @@ def _listed(*words: str) -> str:
     return ", ".join(word for word in words if word)
 
 
-def seed_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
-    """The texts that the users' votes picked, most votes first; nothing of methods without."""
-    count = summary.get("seeds", 0)
-    texts = first_texts(folder, SHOWN_SEEDS, SEEDS) if count else []
-    head = f"{count:,} texts that the users' votes picked, {SEEDS}; of most votes:"
-    return [head, *(f"    {one_line(row['text'])}" for row in texts)] if texts else []
-
-
-def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
-    """What a run has made, before its benchmark begins."""
-    count = int(summary["synthetic_samples"])
-    seeds = seed_lines(summary, folder)
-    texts = [] if count == summary.get("seeds") else first_texts(folder, SHOWN_TEXTS)
-    written = f"{count:,} synthetic texts, synthetic.jsonl"
-    made = written if count or texts else "a trained model, model/"
-    return [
-        *unusable_lines(summary),
-        *seeds,
-        f"the result is ready in {folder}: {made}",
-        *(f"    {one_line(row['text'])}" for row in texts),
-        *verdict_lines(summary),
-        *(f"{line.about}: {line.text}" for line in claim_lines(summary)),
-        "its benchmark follows, which epsilon does not cover; Ctrl-C ends it and keeps the result",
-    ]
-
-
 def width() -> int:
     """Columns of the terminal, or of COLUMNS; WIDTH where there is neither."""
     return max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
-def result_table(summary: Mapping[str, Any]) -> str:
-    """What the run came to, as text: the claim, the verdict, and the figures last."""
-    console = _recorder(width())
-    console.print(_claim(summary))
-    for line in verdict_lines(summary):
-        console.print(line, soft_wrap=True, markup=False)
-    if early := summary.get("ended_early"):
-        planned = summary["rounds_planned"]
-        console.print(
-            f"ended early after {summary['rounds']} of {planned} rounds: {early}", markup=False
-        )
-    for title, table in _tables(summary):
-        console.print(f"\n{title}", markup=False)
-        console.print(table)
-    return _recorded(console)
-
-
-def _recorder(columns: int) -> Console:
+def recorder(columns: int) -> Console:
     """Draws with what the terminal can show: lines, or ASCII."""
     sheet = io.TextIOWrapper(
         io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", errors="replace"
@@ -236,7 +183,8 @@ def _recorder(columns: int) -> Console:
     return Console(width=columns, record=True, file=sheet, highlight=False)
 
 
-def _recorded(console: Console) -> str:
+def recorded(console: Console) -> str:
+    """What was printed to a `recorder`, without spaces at the ends of lines."""
     return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
 
 
@@ -264,7 +212,7 @@ def _side_by_side(lines: Sequence[str], columns: int) -> list[str]:
         for line in lines
     )
     tables = math.ceil(len(rows) / max(1, (columns - LABEL - 4) // LEAST))
-    console = _recorder(columns)
+    console = recorder(columns)
     for number in range(tables):
         own = rows[number * len(rows) // tables : (number + 1) * len(rows) // tables]
         table = Table()
@@ -275,105 +223,4 @@ def _side_by_side(lines: Sequence[str], columns: int) -> list[str]:
             if set(values) != {"-"}:
                 table.add_row(*map(Text, (figure, *values)))
         console.print(table)
-    return _recorded(console).splitlines()
-
-
-def _claim(summary: Mapping[str, Any]) -> Table:
-    """The claim, its lines under each other as wide as the terminal is."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for line in claim_lines(summary):
-        grid.add_row(Text(line.about), Text(line.text))
-    return grid
-
-
-def _tables(summary: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
-    """The figures with their titles, details first."""
-    yield from benchmark_tables(summary.get("benchmark") or {})
-    if "models" in summary.get("measured", {}):
-        yield "models on the users' text, by a paid release", _measured(summary["measured"])
-    yield f"{summary['method']} on {dataset_name(summary['dataset'])}", _figures(summary)
-
-
-def _figures(summary: Mapping[str, Any]) -> Table:
-    """The run's own figures."""
-    table = Table()
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for key in ("users", "rounds", "epsilon", "delta", "noise_multiplier", "synthetic_samples"):
-        value = epsilon_of(summary) if key == "epsilon" else summary[key]
-        table.add_row(key, f"{value:.6g}" if isinstance(value, float) else str(value))
-    if summary.get("ended_early"):
-        table.add_row("rounds planned", str(summary["rounds_planned"]))
-    for key in ("bytes_down_per_user_round", "bytes_up_per_user_round", "wall_seconds"):
-        table.add_row(key, f"{summary[key]:,.0f}")
-    return table
-
-
-def _measured(estimates: Mapping[str, Any]) -> Table:
-    """Given models on the users' text."""
-    heading, _, *rows = measured_rows(estimates)
-    table = Table()
-    for column in heading:
-        table.add_column(column, justify="left" if column == "model" else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def benchmark_tables(benchmark: Mapping[str, Any]) -> list[tuple[str, Table]]:
-    """The benchmark's figures with their titles: what the answers found, then the model by training
-    text."""
-    if not benchmark:
-        return []
-    models = f"small model, {_task(benchmark)[0]} of {benchmark['held_out_users']} held-out users"
-    return [("what the answers found", _answers(benchmark)), (models, _models(benchmark))]
-
-
-def _task(benchmark: Mapping[str, Any]) -> tuple[str, str]:
-    """What is predicted, and the measure beside accuracy."""
-    classes = benchmark.get("task") == "classification"
-    return ("classes", "macro_f1") if classes else ("next tokens", "loss")
-
-
-def _models(benchmark: Mapping[str, Any]) -> Table:
-    second = _task(benchmark)[1]
-    models = Table()
-    for column in ("fine-tuned on", "accuracy", second.replace("_", "-")):
-        justify: Any = "left" if column == "fine-tuned on" else "right"
-        models.add_column(column, justify=justify, overflow="fold")
-    for name, value in benchmark["accuracy"].items():
-        text = benchmark.get("methods", {}).get(name, name)
-        models.add_row(text, f"{value:.4f}", f"{benchmark[second][name]:.4f}")
-    for pair, (value, low, high) in benchmark["accuracy_difference"].items():
-        interval = f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
-        models.add_row(f"accuracy, {pair.replace('-', ' minus ')}", interval, "")
-    return models
-
-
-def _answers(benchmark: Mapping[str, Any]) -> Table:
-    votes = Table()
-    votes.add_column("benchmark-only figure", overflow="fold")
-    votes.add_column("value", justify="right")
-    if "unknown_rate" in benchmark:
-        unknown = f"{benchmark['unknown_rate']:.4f}"
-        votes.add_row("held-out words outside of the vocabulary, never right", unknown)
-    for name, share in benchmark.get("proximity", {}).get("minority_share", {}).items():
-        text = benchmark.get("methods", {}).get(name, name)
-        votes.add_row(f"minority's share of the text: {text}", f"{share:.4f}")
-    shares = benchmark.get("true_votes")
-    if shares:
-        votes.add_row("true votes of survivors / of as many random", str(shares["mean_ratio"]))
-        if "seeds_against_random" in shares:  # not without public text, nor with classes
-            share = str(shares["seeds_against_random"])
-            votes.add_row("seeds' share against random public text", share)
-    rates = [rate for rate in benchmark.get("responses", {}).get("recovery_rate", []) if rate]
-    if rates:
-        votes.add_row("recovery rate of the preferences", f"{sum(rates) / len(rates):.3f}")
-    for name, found in benchmark.get("near_duplicates", {}).items():
-        votes.add_row(f"synthetic texts that repeat {name} text", f"{found['share']:.4f}")
-    for group, distances in benchmark["frechet"].items():
-        for name, value in distances.items():
-            votes.add_row(f"Frechet distance to held-out ({group}): {name}", f"{value:.4f}")
-    return votes
+    return recorded(console).splitlines()

@@ -6,8 +6,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from privsyn_flower.app.cli.display import result_table, seed_lines
-from privsyn_flower.app.report.summaries import read_summary, unusable_lines
+from privsyn_flower.app.cli.ending import ending
+from privsyn_flower.app.report.summaries import read_summary
 from privsyn_flower.config import cache_folder, load_config
 from privsyn_flower.runs import UNFINISHED, UNUSABLE, RunFolder, benchmark_due
 from privsyn_flower.server_apps.public_text import is_deployment
@@ -26,9 +26,7 @@ def tell(text: str) -> None:
 def show_outcome(folder: Path) -> None:
     """All that a run came to; why it is of no use first."""
     summary = read_summary(folder)
-    for line in [*unusable_lines(summary), *seed_lines(summary, folder)]:
-        print(line)
-    print(result_table(summary))
+    print(ending(summary, folder))
     if dropped := summary.get("dropped"):
         told = ", ".join(f"{count:,} {why}" for why, count in dropped.items())
         tell(f"completions that gave no text: {told}")

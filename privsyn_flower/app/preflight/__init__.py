@@ -17,7 +17,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.ledger import LedgerError
 from privsyn_flower.server_apps.privacy_plan import baseline
 
-from .data import docstring_packages, messages, private_file, public_file, split_files
+from .data import docstring_packages, language, messages, private_file, public_file, split_files
 from .findings import Finding, Findings, NotReady
 from .machine import federation_nodes, models, needs, places, trackers
 from .numbers import budget, candidates, check_privacy, integers, keys, product
@@ -43,6 +43,7 @@ def check_ready(
         lambda: needs(config),
         lambda: trackers(config),
         lambda: models(config),
+        lambda: language(config),
         lambda: candidates(config),
         lambda: places(config, folder),
         lambda: product(config),

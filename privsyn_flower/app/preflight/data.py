@@ -24,12 +24,16 @@ from privsyn_flower.data.text_files import (
 from privsyn_flower.data.values import Columns, quote_columns
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import by_class, candidates, is_deployment
+from privsyn_flower.server_apps.readiness import used_models
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.text.embedders import longer_than_read
+from privsyn_flower.text.spelling import MOST_TOKENS, MOST_UNREADABLE, Spelling, spelling
 
 from .findings import Finding, Findings
+from .sizes import model_files
 
 HUB = "hub:"
+SPELLING = ("generator", "conditional", "infiller", "downstream")  # models that read tokens
 CHECK = "`privsyn data check` says what is skipped"
 
 
@@ -210,6 +214,36 @@ def long_texts(config: RunConfig) -> Findings:
                 "= true, or name an embedder of longer texts",
                 fatal=False,
             )
+
+
+def language(config: RunConfig) -> Findings:
+    """Models whose tokenizers spell the public file in letters or bytes. Private text is not read
+    for it. Nothing is found where a model is a server's or not here, or the text is the hub's."""
+    data, used = config.data, used_models(config)
+    if data.source == "docstrings" or not data.public_path:
+        return
+    columns = Columns("", data.public_text_column or data.text_column)
+    seen = _look(data.public_path, columns, "data.public-path")
+    if config.generation.base_url:
+        used.pop("generator", None)
+    foreign = dict[str, Spelling]()
+    for kind in SPELLING:
+        folder = model_files(kind, used[kind], config) if seen and kind in used else None
+        found = folder and seen and spelling(folder, seen.texts)
+        if found and found.foreign:
+            foreign[f"models.{kind} = {used[kind]!r}"] = found
+    if foreign:
+        told = ", ".join(
+            f"{key} ({own.tokens_per_word:.1f} and {own.unreadable_share:.0%})"
+            for key, own in foreign.items()
+        )
+        yield Finding(
+            f"{data.public_path} (data.public-path) is in a language that these models hardly "
+            f"know, by tokens a word and the share of tokens that are bytes or unknown: {told}; "
+            f"at most {MOST_TOKENS:g} and {MOST_UNREADABLE:.0%} are usual. Name models of this "
+            "language",
+            fatal=False,
+        )
 
 
 def _small(config: RunConfig) -> bool:

@@ -25,6 +25,7 @@ from privsyn_flower.protocol.question import OptionValue, Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.training import training_strategy
+from privsyn_flower.server_apps.own_text import notes
 from privsyn_flower.server_apps.privacy_plan import ledger_terms, privacy_plan
 from privsyn_flower.server_apps.public_text import check_deployment
 from privsyn_flower.server_apps.readiness import missing
@@ -134,14 +135,7 @@ def candidates(config: RunConfig) -> Findings:
 
 def product(config: RunConfig) -> Findings:
     """Whether the result is less than a reader may expect."""
-    if config.seeds_alone and not config.expand.samples:
-        yield Finding(
-            "expand.samples = 0: the result is the seeds, texts that the votes pick among the "
-            "candidates (seeds.jsonl). The tiny generator has read English docstrings and would "
-            "not write text like yours: to have more written, name a models.generator that can, "
-            "and set expand.samples",
-            fatal=False,
-        )
+    yield from (Finding(text, fatal=False) for text in notes(config))
 
 
 def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Findings:

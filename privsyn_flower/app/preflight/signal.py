@@ -19,6 +19,10 @@ from privsyn_flower.strategies.evaluation.config import MeasureConfig
 from privsyn_flower.strategies.popri.config import PopriConfig
 
 SURE = 1.96  # standard deviations of an interval
+NEAREST = (
+    "votes are for the nearest text, however far: they do not tell whether public text is of the "
+    "users' domain"
+)
 MOST_EPSILON = 64  # times the run's: a larger one is no advice
 
 
@@ -148,7 +152,7 @@ def _votes(
         "votes", "votes a candidate", noise, users * votes / size, users,
         f"the mean over {size:,} candidates, when every user has data.samples-per-user = "
         f"{config.data.samples_per_user} texts and votes for as many candidates",
-        _threshold(config, noise),
+        "; ".join(filter(None, [_threshold(config, noise), NEAREST])),
     )  # fmt: skip
 
 

@@ -88,7 +88,8 @@ def unusable_lines(summary: Summary) -> list[str]:
 def verdict_lines(summary: Mapping[str, Any]) -> list[str]:
     """What the run came to; nothing of runs of earlier versions."""
     lines = [f"verdict: {one}" for one in summary.get("verdict", {}).get("sentences", [])]
-    return lines + [f"benchmark, not covered by epsilon: {one}" for one in benchmark_lines(summary)]
+    lines += [f"benchmark, not covered by epsilon: {one}" for one in benchmark_lines(summary)]
+    return lines + [f"note: {one}" for one in summary.get("notes", [])]
 
 
 def benchmark_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,6 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.common.arrays import F64
 from privsyn_flower.common.progress import Progress, silent
-from privsyn_flower.evaluation.signal import Excess, excess
 from privsyn_flower.privacy.ledger import BudgetExceeded, Charge, Ledger, LedgerError
 from privsyn_flower.privacy.plan import ROUNDS
 from privsyn_flower.privacy.release import TooFewSurvivors, release
@@ -36,6 +35,7 @@ from privsyn_flower.strategies.engine.aggregation import (
 from privsyn_flower.strategies.engine.callbacks import Callbacks, Question
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, check_enough
 from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise, is_trusted
+from privsyn_flower.strategies.engine.released_signal import excess_of, warn_if_drowned
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -230,6 +230,8 @@ class Rounds:
         query = self.folder.load_query(rnd)
         found = excess_of(query, released, noise_std) if query is not None else None
         signal = {"excess": found.value, "excess_degrees": found.degrees} if found else {}
+        if found and query and query.kind != "update" and rnd == 1:
+            warn_if_drowned(f"{self.phase}, round 1: the {query.kind}", found)
         return {**signal, **self.strategy.learn(rnd, released, noise_std)}
 
     def _privacy(self) -> dict[str, float]:
@@ -418,21 +420,3 @@ def _facts(ticket: Ticket, query: Query, collected: Collected) -> dict[str, Any]
         "bytes_up_per_node": collected.bytes_up_per_node,
     }
     return facts if query.kind == "update" else {"candidates": query.length, **facts}
-
-
-def excess_of(query: Query, released: F64, noise_std: float) -> Excess | None:
-    """The excess of the answer to a question; None for a question that chooses or trains nothing.
-
-    Votes are compared with each other, scores within their prompt, an update with no change.
-    """
-    if query.kind == "update":  # adaptive clipping's count comes after the update
-        counted = float(query.options.get("indicator", 0.0)) > 0
-        return excess(released[: len(released) - counted], noise_std)
-    if query.kind == "votes":
-        return excess(released, noise_std, [len(released)])
-    if query.kind == "scores":
-        groups = query.extra.get("groups")
-        sizes = [len(released)] if groups is None else [int(count) for count in groups]
-        # An audit has the answers of many trials in one release.
-        return excess(released, noise_std, sizes) if sum(sizes) == len(released) else None
-    return None

@@ -1,63 +1,14 @@
-"""The result table shows the figures of summary.json, whole and rounded."""
+"""Progress on a terminal and in a file, and how wide a table may be."""
 
 from __future__ import annotations
 
 import io
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 
-from privsyn_flower.app.cli.display import Display, Pace, product_lines, result_table, spoken, width
+from privsyn_flower.app.cli.display import Display, Pace, spoken, width
 from privsyn_flower.common.progress import stop
-from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.runs import write_jsonl
-from tests.rigs.display import BENCHMARK, SUMMARY
-
-STATEMENT = PrivacyStatement(1.29, 3e-6, 9.99, 8, 1, 0.85, aggregation="secure", simulated=True)
-CLAIMED = {
-    **SUMMARY,
-    "claim": asdict(STATEMENT),
-    "privacy_short": STATEMENT.short(),
-    "epsilon_ledger": 1.18061,
-    "epsilon_ledger_total": 1.29,
-}
-
-
-def test_table_without_benchmark() -> None:
-    text = result_table(SUMMARY)
-    assert "149,570" in text
-    assert "7.58" in text
-    assert text.startswith("privacy  Epsilon = 7.58 for each user.\n")
-    short = result_table({**SUMMARY, "privacy_short": "Epsilon = 7.58; see privacy.md."})
-    assert short.startswith("privacy  Epsilon = 7.58; see privacy.md.\n")
-    assert "for each user" not in short
-
-
-def test_the_claim_is_four_lines_and_the_table_is_last(monkeypatch: Any) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    lines = result_table({**CLAIMED, "benchmark": BENCHMARK}).splitlines()
-    assert [line.split(maxsplit=1)[0] for line in lines[:4]] == [
-        "what", "against", "assuming", "ledger",
-    ]  # fmt: skip
-    assert lines[0].endswith("for each user with all its texts on one node, zero-out adjacency.")
-    assert "honest-but-curious server" in lines[1]
-    assert lines[2].endswith("Simulated: one machine saw everything.")
-    assert "1.1807 of 1.29 charged" in lines[3]
-    last = "\n".join(lines).rpartition("\n\n")[2].splitlines()
-    assert last[0] == "pretext on docstrings:scipy" and "wall_seconds" in last[-2]
-
-
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_nothing_is_wider_than_the_terminal_or_cut_off(columns: int, monkeypatch: Any) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    text = result_table({**CLAIMED, "benchmark": BENCHMARK})
-    assert max(map(len, text.splitlines())) <= columns
-    words = " ".join(text.split())
-    assert "adjacency" in words and "\u2026" not in words
-    assert (max(map(len, text.splitlines())) > 100) == (columns == 200)
 
 
 def test_width_where_there_is_no_terminal(monkeypatch: Any) -> None:
@@ -83,34 +34,6 @@ def test_bars_on_a_terminal_say_what_is_done() -> None:
         assert first.startswith("round 2: answers ") and "3 of 8 nodes, [red]" in first
         assert second.startswith("preparing the data ") and "0 of 1" not in second
     assert max(len(line) for line in shown[0]) <= 60
-
-
-def test_table_of_a_run_that_ended_early() -> None:
-    early = {"rounds": 1, "rounds_planned": 2, "ended_early": "the ledger of X is used up"}
-    text = result_table({**SUMMARY, **early})
-    assert "ended early after 1 of 2 rounds: the ledger of X is used up" in text
-    assert "rounds planned" in text and "rounds planned" not in result_table(SUMMARY)
-
-
-def test_table_with_benchmark() -> None:
-    text = result_table({**SUMMARY, "benchmark": BENCHMARK})
-    for part in ("(b) synthetic text", "0.2209", "4.4899", "+0.0076 [+0.0045, +0.0107]", "0.1948"):
-        assert part in text
-    assert "150 held-out users" in text
-    assert "random public text" in text.partition("small model")[0]
-
-
-def test_table_of_votes_within_classes() -> None:
-    """Seeds are compared with public text by votes across classes, or not at all."""
-    text = result_table({**SUMMARY, "benchmark": {**BENCHMARK, "true_votes": {"mean_ratio": 1.25}}})
-    assert "1.25" in text and "seeds' share against" not in text
-
-
-def test_table_of_classes() -> None:
-    found = {key: value for key, value in BENCHMARK.items() if key != "loss"}
-    found |= {"task": "classification", "macro_f1": {"random_public": 0.1, "synthetic": 0.31239}}
-    text = result_table({**SUMMARY, "benchmark": found})
-    assert "classes of 150 held-out users" in text and "macro-f1" in text and "0.3124" in text
 
 
 def test_a_round_says_how_many_pairs_it_has(capsys: Any) -> None:
@@ -213,16 +136,3 @@ def test_a_long_stage_says_how_long_it_will_take(capsys: Any) -> None:
         "embedding texts: 100 of 1,000 texts, about 2 min left",
         "embedding texts: 240 of 1,000 texts, three left, about 2 min left",
     ]
-
-
-def test_the_product_is_told_before_its_benchmark(tmp_path: Path) -> None:
-    texts = ["The first one.", "Two\n lines \x1b[31m", "w " * 99, "a fourth"]
-    write_jsonl(tmp_path / "synthetic.jsonl", ({"text": text} for text in texts))
-    lines = product_lines({**SUMMARY, "privacy_short": "Epsilon = 7.58."}, tmp_path)
-    assert lines[0] == f"the result is ready in {tmp_path}: 1,508 synthetic texts, synthetic.jsonl"
-    assert lines[1:3] == ["    The first one.", "    Two lines [31m"]
-    assert len(lines[3]) == 94 and lines[4] == "privacy: Epsilon = 7.58."
-    assert "Ctrl-C" in lines[5]
-    trained = {**SUMMARY, "synthetic_samples": 0, "privacy_short": "Epsilon = 2."}
-    model = product_lines(trained, tmp_path / "other")
-    assert model[0].endswith(": a trained model, model/") and len(model) == 3

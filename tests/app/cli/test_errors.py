@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli import run as cli_run
-from privsyn_flower.app.cli.display import result_table
+from privsyn_flower.app.cli.ending import ending
 from privsyn_flower.app.cli.errors import fail
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.local import layout as federation_layout
@@ -41,6 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in (("done", json.dumps(SUMMARY)), ("broken", "{")):
         Path(name, "config.toml").write_text('nodes = 3\n[data]\nsource = "docstrings"\n')
         Path(name, "summary.json").write_text(text, "utf-8")
+    Path("done", "synthetic.jsonl").write_text('{"text": "Größe \U0001f600"}\n', "utf-8")
     return tmp_path
 
 
@@ -136,9 +137,9 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("variables", "drawn"),
     [
-        ({"LC_ALL": "C"}, "│ users"),
-        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "| users"),
-        ({"PYTHONIOENCODING": "latin-1"}, "| users"),
+        ({"LC_ALL": "C"}, "    Größe \U0001f600"),
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "    Gr"),
+        ({"PYTHONIOENCODING": "latin-1"}, "    Größe"),
     ],
 )
 def test_no_locale_ends_a_resume(place: Path, variables: dict[str, str], drawn: str) -> None:
@@ -163,5 +164,5 @@ def test_no_locale_ends_a_resume(place: Path, variables: dict[str, str], drawn: 
     assert drawn in done.stdout.decode(encoding) and b"Traceback" not in done.stderr
 
 
-def test_the_table_keeps_what_the_terminal_can_show() -> None:
-    assert "files:Größe.jsonl" in result_table(SUMMARY)
+def test_the_end_keeps_what_the_terminal_can_show(tmp_path: Path) -> None:
+    assert "files:Größe.jsonl" in ending(SUMMARY, tmp_path)

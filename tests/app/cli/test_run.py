@@ -229,7 +229,7 @@ def test_a_result_stands_whatever_ends_its_benchmark(
         monkeypatch.setattr(flower, "stop", lambda: None)
     assert _watch(folder, flower) == folder
     out, err = capsys.readouterr()
-    assert f"the result is ready in {folder}: 1,508 synthetic texts" in err
+    assert f"the result is ready in {folder}: its benchmark follows" in err
     assert ("error: ModelUnavailableError: no such model" in err) == (how == "error")
     assert ("finished:failed and no benchmark" in err) == (how == "killed")
     assert err.splitlines()[-1].endswith(f"finish that alone with: privsyn run --resume {folder}")
@@ -258,14 +258,15 @@ def test_the_result_is_told_once_and_before_the_run_is_over(
     first = looks[0].splitlines()
     assert first[0] == "asking the users: 8 of 8 rounds"
     assert first[-1] == "benchmark, not covered by epsilon: 0 of 7 parts, distances"
-    assert "the result is ready" not in err and "(b) synthetic text" in out
+    assert "the result is ready" not in err and "accuracy 0.2209 on next tokens" in out
     assert exit_status(folder) == 0
 
 
 def test_the_seeds_come_first_and_before_them_that_a_result_is_of_no_use(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = {"seeds": 9, "dropped": {"too short": 1357}, "unusable": ["72% of the written words"]}
+    found = {"seeds": 9, "synthetic_samples": 9, "dropped": {"too short": 1357}}
+    found |= {"unusable": ["72% of the written words"]}
     folder = finished(tmp_path, **found)
     (folder / "seeds.jsonl").write_text(
         "".join(f'{{"text": "seed {i}", "round": 1, "votes": {9 - i}}}\n' for i in range(9))

@@ -207,6 +207,7 @@ def test_the_command(place: Path) -> None:
     text = CliRunner().invoke(app, ["plan", "run.toml"]).stdout
     assert text.startswith("privacy: epsilon ") and "nothing speaks against it" in text
     assert "the ratio is the signal in standard deviations of the noise" in text
+    assert "do not tell whether public text is of the users' domain" in text
     tiny = CliRunner().invoke(app, ["plan", "run.toml", "--set", "models.generator=tiny"]).stdout
     assert "warning: expand.samples = 0: the result is the seeds" in tiny
     assert "nothing speaks against it" not in tiny

@@ -34,6 +34,7 @@ from privsyn_flower.server_apps import readiness
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine.session import trusted_noise
 from tests.conftest import config_ledger, sentences
+from tests.rigs.languages import FOREIGN
 from tests.rigs.preflight_preflight import (
     place,  # noqa: F401
     write,
@@ -237,6 +238,22 @@ def test_more_candidates_than_nodes_take_are_one_error(place: Path, run: Run) ->
     [line] = errors(run(*settings, f"pretext.population={rows + 1}"))
     assert f"{rows + 1:,} candidates of 65,536 dimensions (models.embedder = 'ngram-65536')" in line
     assert "lower pretext.population, or take an embedder of 65,504 dimensions at most" in line
+
+
+def test_a_language_that_the_models_do_not_know_is_a_warning(place: Path, run: Run) -> None:
+    """By the public file alone: of private text in that language nothing is said."""
+    foreign = [f"{line} {number}" for number in range(40) for line in FOREIGN["Russian"]]
+    before = (place / "public.jsonl").read_text()
+    write(place / "public.jsonl", [{"text": text} for text in foreign])
+    keys = ("pretext.variation=mask-fill", "rounds=1")
+    (found,) = [line for line in warnings(run(*keys)) if "language" in line]
+    assert "public.jsonl (data.public-path)" in found and "models.infiller = 'tiny' (1" in found
+    assert "at most 2 and 5% are usual" in found and "models.generator" not in found
+    (place / "public.jsonl").write_text(before)
+    write(place / "users.jsonl", [
+        {"user_id": f"u{number}", "text": text} for number, text in enumerate(foreign)
+    ])  # fmt: skip
+    assert not [line for line in warnings(run(*keys)) if "language" in line]
 
 
 def test_packages_of_docstrings_are_looked_up(run: Run) -> None:

@@ -1,0 +1,127 @@
+"""The end of a run on the terminal: some of its texts, its claim, and what they were worth.
+
+All other figures are on the run's page and in `privsyn report`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.table import Table
+from rich.text import Text
+
+from privsyn_flower.app.cli.display import recorded, recorder, width
+from privsyn_flower.app.report.page import REPORT
+from privsyn_flower.app.report.places import dataset_name
+from privsyn_flower.app.report.reading import RunFolder, first_texts
+from privsyn_flower.app.report.summaries import RESULTS, benchmark_lines, unusable_lines
+from privsyn_flower.app.report.tables import measured_rows
+from privsyn_flower.common.terminal import escaped, one_line
+from privsyn_flower.evaluation.verdict import WORDS
+from privsyn_flower.runs import SEEDS, SYNTHETIC
+
+SHOWN = 5  # texts: every n-th of the file, so that nobody picks them
+INDENT = "    "
+AGAINST = f"against {WORDS['random_public']}: "
+
+
+def ending(summary: Mapping[str, Any], folder: Path) -> str:
+    """The last lines of a run, as wide as the terminal is; why a result is of no use first."""
+    columns = width()
+    unusable = [part for line in unusable_lines(summary) for part in wrap(line, columns)]
+    texts = _texts(summary, folder, columns)
+    return "\n".join([*unusable, *texts, *_grid(_facts(summary, folder), columns)])
+
+
+def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
+    """What a run has made, before its benchmark begins."""
+    return [
+        *unusable_lines(summary),
+        f"the result is ready in {folder}: its benchmark follows, which epsilon does not cover; "
+        "Ctrl-C ends it and keeps the result",
+        *_texts(summary, folder, width()),
+        *(f"{about}: {text}" for about, text in _claim(summary)),
+    ]
+
+
+def _texts(summary: Mapping[str, Any], folder: Path, columns: int) -> list[str]:
+    """SHOWN texts, spread evenly over what was written, or over the seeds where that is all."""
+    count, seeds = int(summary["synthetic_samples"]), summary.get("seeds", 0)
+    if count and count == seeds:  # most votes first
+        rows = first_texts(folder, SHOWN, SEEDS)
+        head = f"{count:,} texts that the users' votes picked, {SEEDS}; of most votes:"
+    else:
+        rows = RunFolder(folder).texts(SHOWN)
+        head = f"{count:,} synthetic texts, {SYNTHETIC}; {len(rows)} spread evenly over them:"
+    if not rows:
+        return []
+    room = columns - len(INDENT)
+    return [*wrap(head, columns), *(f"{INDENT}{shortened(row['text'], room)}" for row in rows)]
+
+
+def shortened(text: str, columns: int) -> str:
+    """The beginning of a text in so many columns, control characters written out; a wide character
+    takes two."""
+    line = one_line(escaped(text), columns)
+    if cell_len(line) <= columns:
+        return line
+    return f"{set_cell_size(line, columns - 3).rstrip()}..."
+
+
+def _claim(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The run's sentence, then whether the answers can be told from their noise."""
+    yield "privacy", str(summary.get("privacy_short", summary["privacy"]))
+    yield from (("verdict", line) for line in summary.get("verdict", {}).get("sentences", []))
+
+
+def _facts(summary: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:
+    """(what a line is about, the line)."""
+    yield from _claim(summary)
+    if early := summary.get("ended_early"):
+        of = f"{summary['rounds']} of {summary['rounds_planned']} rounds"
+        yield "rounds", f"ended early after {of}: {early}"
+    if "models" in summary.get("measured", {}):
+        _, _, *rows = measured_rows(summary["measured"])
+        yield from (
+            ("model", f"{name}: accuracy {accuracy}, gained {gained}, loss {loss}")
+            for name, accuracy, gained, loss in rows
+        )
+    else:
+        yield "worth", _worth(summary)
+    yield from (("note", note) for note in summary.get("notes", []))
+    more = f", or {REPORT} in its folder" if (folder / REPORT).is_file() else ""
+    where = dataset_name(summary["dataset"])
+    yield "more", f"all figures of {summary['method']} on {where}: privsyn report{more}"
+
+
+def _worth(summary: Mapping[str, Any]) -> str:
+    """The downstream figure against public text alone, with its interval over users."""
+    found = summary.get("benchmark") or {}
+    accuracy = found.get("accuracy", {})
+    own = next((accuracy[name] for name in RESULTS if name in accuracy), None)
+    if own is None:
+        return "not measured: a simulation measures it with benchmark = true"
+    what = "classes" if found.get("task") == "classification" else "next tokens"
+    lines = benchmark_lines(summary)
+    best = next((line for line in lines if line.startswith(AGAINST)), None)
+    compared = f"; {best}. Not covered by epsilon; {lines[-1]}" if best else (
+        f", not covered by epsilon; no control on {WORDS['random_public']}"
+    )  # fmt: skip
+    return f"accuracy {own:.4f} on {what} of {found['held_out_users']} held-out users{compared}"
+
+
+def _grid(facts: Iterator[tuple[str, str]], columns: int) -> list[str]:
+    """Facts under each other, wrapped; a word before several lines stands once."""
+    grid, last = Table.grid(padding=(0, 2, 0, 0)), ""
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for about, text in facts:
+        grid.add_row(Text("" if about == last else about), Text(text))
+        last = about
+    console = recorder(columns)
+    console.print(grid)
+    return recorded(console).splitlines()

@@ -1,0 +1,38 @@
+"""What a run on somebody's own text must be told of the models that write for it."""
+
+from __future__ import annotations
+
+from privsyn_flower.config import RunConfig
+from privsyn_flower.server_apps.readiness import used_models
+from privsyn_flower.text.tiny.assets import embedded
+
+EXTRA = "privsyn-flower[demo]"
+WRITER = "smollm2"  # a generator of the extra that can write
+
+
+def notes(config: RunConfig) -> list[str]:
+    """For plan, terminal and report, a line each: the text will be no text like the users'.
+
+    The models that come with the package have read docstrings, which only the demos learn.
+    """
+    if config.data.source == "docstrings":
+        return []
+    used = used_models(config)
+    kinds = [kind for kind in ("generator", "conditional") if embedded(kind, used.get(kind, ""))]
+    found = [
+        f"models.{kind} = {used[kind]!r} is a very small model of English docstrings: it writes "
+        f"fragments like them, and no text like your users'. {_way_out(kind)}"
+        for kind in kinds
+    ]
+    if config.seeds_alone and not config.expand.samples:
+        found.append(
+            "expand.samples = 0: the result is the seeds, texts that the votes pick among the "
+            f"candidates (seeds.jsonl), because models.generator = {config.models.generator!r} "
+            f"would write fragments of English docstrings. {_way_out('generator')}"
+        )
+    return found
+
+
+def _way_out(kind: str) -> str:
+    own = f"pip install '{EXTRA}' and set models.generator = '{WRITER}' (English), or "
+    return f"To have real text: {own * (kind == 'generator')}name the folder of any causal model"
