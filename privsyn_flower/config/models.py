@@ -10,7 +10,8 @@ from privsyn_flower.config.section import Section, split_list
 
 
 class ModelsConfig(Section):
-    """`[models]`: an embedded model (tiny, small), a local folder, or a Hugging Face name."""
+    """`[models]`: an embedded model (tiny, small), one of a package, a local folder, or a Hugging
+    Face name."""
 
     kinds: ClassVar[tuple[str, ...]] = (
         "embedder",
@@ -24,7 +25,9 @@ class ModelsConfig(Section):
         "minilm", description="minilm, minilm-int8, ngram-DIM, a folder, or a hub name"
     )
     infiller: str = Field("tiny", description="masked LM: tiny, small, a folder, or a hub name")
-    generator: str = Field("tiny", description="causal LM: tiny, small, a folder, or a hub name")
+    generator: str = Field(
+        "tiny", description="causal LM: tiny, small, smollm2 (extra demo), a folder, or a hub name"
+    )
     conditional: str = Field(
         "tiny",
         description="CTCL's generator, which writes from keywords: tiny, small, a folder, or a hub "
@@ -33,7 +36,7 @@ class ModelsConfig(Section):
     downstream: str = Field(
         "tiny",
         description="model that is fine-tuned or trained: tiny, "
-        "lstm (the keyboard's, over words), a folder, or a hub name",
+        "lstm (the keyboard's, over words), smollm2 (extra demo), a folder, or a hub name",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
     training_processes: int = Field(

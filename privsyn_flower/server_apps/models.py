@@ -10,6 +10,7 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.text import AdaptableGenerator, Embedder, Variation, load_embedder
 from privsyn_flower.text.embedders import KnownRows
+from privsyn_flower.text.models.packaged import packaged
 from privsyn_flower.text.protocols import Sampling
 from privsyn_flower.text.tiny.assets import embedded
 
@@ -41,6 +42,11 @@ class Models:
     def folder(self, kind: str) -> str:
         """Name or folder of the infiller, generator or downstream model."""
         name: str = getattr(self.config.models, kind)
+        if packaged(kind, name) is not None:
+            from privsyn_flower.text.models.gguf_import import import_model
+
+            what = f"models.{kind} = {name!r}"
+            return str(import_model(name, self.cache, what, self.progress))
         if embedded(kind, name) is None and (kind, name) != ("downstream", "lstm"):
             return name
         from privsyn_flower.text.tiny.models import ensure_model
@@ -129,9 +135,10 @@ class Models:
     def _make_generator(self) -> AdaptableGenerator:
         from privsyn_flower.text.opening import open_generator
 
-        expand = self.config.expand
+        expand, name = self.config.expand, self.config.models.generator
+        theirs = self.config.generation.base_url and packaged("generator", name)
         return open_generator(
-            self.folder("generator"),
+            name if theirs else self.folder("generator"),
             self.config.generation,
             Sampling(expand.max_tokens, expand.temperature, expand.top_p, expand.top_k),
             log=self.run_folder.path / "vllm.log",

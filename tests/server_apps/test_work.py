@@ -13,7 +13,7 @@ from privsyn_flower.common.arrays import F32
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.public import tuning_of
 from privsyn_flower.server_apps.methods import recipe_of, stages
-from privsyn_flower.server_apps.methods.stages import Task, fine_tunings, tiny_models, tokens_of
+from privsyn_flower.server_apps.methods.stages import Task, fine_tunings, models_to_make, tokens_of
 from privsyn_flower.strategies.pe.strategy import PrivateEvolution
 from privsyn_flower.strategies.pretext.strategy import PrEText
 from privsyn_flower.text.embedders import KnownRows
@@ -131,11 +131,11 @@ def test_fine_tunings_take_the_steps_of_their_texts() -> None:
     assert others.times == 2, "the model of public text is measured as it is"
 
 
-def test_tiny_models_are_shipped_tuned_or_trained() -> None:
+def test_models_to_make_are_shipped_tuned_or_trained() -> None:
     kinds = {"generator", "infiller"}
-    assert tiny_models(RunConfig(), kinds) == []
+    assert models_to_make(RunConfig(), kinds) == []
     files = {"data__source": "files", "data__path": "users.jsonl", "models__train_steps": 9}
-    tuned = tiny_models(configured(**files), kinds)
+    tuned = models_to_make(configured(**files), kinds)
     assert [task.what.split(",")[0] for task in tuned] == [
         "tuning the tiny generator", "tuning the tiny infiller"
     ]  # fmt: skip
@@ -143,12 +143,12 @@ def test_tiny_models_are_shipped_tuned_or_trained() -> None:
     assert steps.steps == 9 and tuned[0].items == 9 * (steps.batch_tokens // 64)
     private = configured(data__private_packages="numpy", data__public_packages="stdlib",
                          data__minority_packages="")  # fmt: skip
-    trained = tiny_models(private, {"generator"})
+    trained = models_to_make(private, {"generator"})
     assert [task.model for task in trained] == ["downstream", "generator"]
     assert all(task.what.startswith("training the tiny") for task in trained)
     made = recipe("generator")
     assert trained[1].items == made.steps * (made.batch_tokens // 64)
-    assert tiny_models(private, set()) == [], "what is not loaded is not made"
+    assert models_to_make(private, set()) == [], "what is not loaded is not made"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from privsyn_flower.app.cli.account import account, calibrate
 from privsyn_flower.app.cli.embedder import embedder_app
 from privsyn_flower.app.cli.errors import RESUMED, AsJson, Commands, Config, Settings, fail, failing
 from privsyn_flower.app.cli.federation import federation_app
+from privsyn_flower.app.cli.models import models_app
 from privsyn_flower.app.cli.node import node_app
 from privsyn_flower.app.cli.proximity import proximity
 from privsyn_flower.app.cli.public import public_app
@@ -33,6 +34,7 @@ app = typer.Typer(
 data_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look at a data file before a run.")
 app.add_typer(data_app, name="data")
 app.add_typer(node_app, name="node")
+app.add_typer(models_app, name="models")
 app.add_typer(embedder_app, name="embedder")
 app.add_typer(federation_app, name="federation")
 app.add_typer(topics_app, name="topics")

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.app.cli.display import fitted, width
+from privsyn_flower.app.cli.outcome import tell
 from privsyn_flower.app.preflight.exchange import exchange_of
 from privsyn_flower.app.preflight.forecast import Stage, spoken
+from privsyn_flower.app.preflight.generator import default_generator
 from privsyn_flower.app.preflight.plan import ModelPlan, Plan, plan_of, releases
 from privsyn_flower.app.preflight.signal import SURE, signal_of
 from privsyn_flower.app.preflight.speeds import Machine, this_machine, timed
@@ -34,6 +36,10 @@ TIMING_SECONDS = 30.0  # no timing starts later; alone, most plans have all they
 def printed(path: Path | None, settings: list[str], vary: str, in_json: bool) -> str:
     """What `privsyn plan` prints: the plan, or with `vary` a table over a key's values. Raises
     ValueError for a configuration that is wrong."""
+    chosen, why = default_generator(path, dict(parse_override(text) for text in settings))
+    if why:
+        tell(why)
+    settings = [*settings, *(f"{key}={value}" for key, value in chosen.items())]
     if vary:
         rows = plan_rows(path, settings, vary)
         return as_json(rows) if in_json else fitted(as_table(rows), width())

@@ -129,11 +129,17 @@ def _opener(config: PublicTextConfig) -> Callable[[], AbstractContextManager[Ans
     @contextmanager
     def opened() -> Iterator[Answering]:
         from privsyn_flower.app.public.corpus import corpus_folder
+        from privsyn_flower.common.files import default_cache
+        from privsyn_flower.text.models.gguf_import import import_model
+        from privsyn_flower.text.models.packaged import packaged
         from privsyn_flower.text.opening import open_generator
         from privsyn_flower.text.protocols import Sampling
 
+        name = config.models.generator
+        if packaged("generator", name) and not config.generation.base_url:
+            name = str(import_model(name, default_cache(), f"models.generator = {name!r}"))
         model = open_generator(
-            config.models.generator,
+            name,
             config.generation,
             Sampling(1),  # each stage has its own
             log=corpus_folder(config) / "vllm.log",

@@ -21,6 +21,7 @@ from privsyn_flower.app.local.processes import on_endings, stoppable
 from privsyn_flower.app.local.ray_cluster import check_cluster, parsed
 from privsyn_flower.app.local.simulation import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.app.preflight import NotReady, check_ready
+from privsyn_flower.app.preflight.generator import default_generator
 from privsyn_flower.app.report.summaries import read_summary
 from privsyn_flower.common.files import write_atomic
 from privsyn_flower.common.progress import BENCHMARK, PROGRESS, read_events
@@ -90,7 +91,10 @@ def run_command(
     for key, value in without_benchmark(path, overrides).items():
         tell(f"benchmark = false: {key} = {value!r} (the file's value goes by private text)")
         overrides[key] = value
-    loaded = load_config(path, overrides)
+    chosen, why = default_generator(path, overrides)
+    if why:
+        tell(why)
+    loaded = load_config(path, {**overrides, **chosen})
     _check_place(loaded, there)
     folder = Path(loaded.run_folder or _fresh_name(loaded)).expanduser().absolute()
     if loaded.run_folder and (folder / "config.toml").exists():

@@ -216,14 +216,20 @@ def long_texts(config: RunConfig) -> Findings:
             )
 
 
+def public_preview(config: RunConfig) -> Preview | None:
+    """A look at the public text of users' files; None where it is no file. Raises DataError and
+    OSError for one that cannot be read."""
+    data = config.data
+    if data.source == "docstrings" or not data.public_path:
+        return None
+    columns = Columns("", data.public_text_column or data.text_column)
+    return _look(data.public_path, columns, "data.public-path")
+
+
 def language(config: RunConfig) -> Findings:
     """Models whose tokenizers spell the public file in letters or bytes. Private text is not read
     for it. Nothing is found where a model is a server's or not here, or the text is the hub's."""
-    data, used = config.data, used_models(config)
-    if data.source == "docstrings" or not data.public_path:
-        return
-    columns = Columns("", data.public_text_column or data.text_column)
-    seen = _look(data.public_path, columns, "data.public-path")
+    used, seen = used_models(config), public_preview(config)
     if config.generation.base_url:
         used.pop("generator", None)
     foreign = dict[str, Spelling]()
@@ -238,10 +244,10 @@ def language(config: RunConfig) -> Findings:
             for key, own in foreign.items()
         )
         yield Finding(
-            f"{data.public_path} (data.public-path) is in a language that these models hardly "
-            f"know, by tokens a word and the share of tokens that are bytes or unknown: {told}; "
-            f"at most {MOST_TOKENS:g} and {MOST_UNREADABLE:.0%} are usual. Name models of this "
-            "language",
+            f"{config.data.public_path} (data.public-path) is in a language that these models "
+            "hardly know, by tokens a word and the share of them that are bytes or unknown: "
+            f"{told}; at most {MOST_TOKENS:g} and {MOST_UNREADABLE:.0%} are usual. Name models of "
+            "this language",
             fatal=False,
         )
 

@@ -60,6 +60,8 @@ def _stage(config: RunConfig, name: str, tasks: Sequence[Task], machine: Machine
 
 def _described(task: Task) -> str:
     often = f", {task.times} times" if task.times > 1 else ""
+    if task.seconds:
+        return f"{task.what}{often}"
     unit = UNITS.get(task.kind, "texts")
     return f"{task.what}: {task.items:,} {unit} of {task.tokens} tokens{often}"
 

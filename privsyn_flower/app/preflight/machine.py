@@ -26,6 +26,7 @@ from privsyn_flower.text.embedders import (
 )
 from privsyn_flower.text.fingerprints import FACTS
 from privsyn_flower.text.generators import HuggingFaceGenerator, no_chat_template
+from privsyn_flower.text.models.packaged import packaged
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
     encodes,
@@ -84,6 +85,8 @@ def _fault(config: RunConfig, kind: str, name: str) -> str | None:
             f"{key} = {name!r} is trained on the simulated federation's public text; in "
             "deployment name a folder or a Hugging Face model"
         )
+    if packaged(kind, name) is not None:
+        return None  # what an import needs is looked for with the libraries
     if kind == "generator" and config.generation.base_url and not config.teaches_generator:
         return None  # the name is the server's
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.config import RunConfig
+from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.text.embedders import (
     MINILM,
     MINILM_HUB,
@@ -19,6 +19,7 @@ from privsyn_flower.text.embedders import (
     ngram_dimension,
     shipped,
 )
+from privsyn_flower.text.models.packaged import imported, package_file, packaged
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, hub_cache, local_folder
 from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, RECIPES, embedded
 
@@ -84,6 +85,9 @@ def size_of(kind: str, config: RunConfig) -> Size | None:
         return _lstm(config)
     folder = model_files(kind, name, config)
     found = None if folder is None else read_size(folder, name)
+    if found is None and (model := packaged(kind, name)) is not None:
+        here = package_file(model) is not None
+        return Size(name, model.parameters, model.width, f"the package {model.package}", here)
     if found is None and name == "tiny":
         return _tiny(kind)
     if found is None and kind == "embedder" and name == MINILM_INT8:  # the same layers
@@ -96,6 +100,8 @@ def model_files(kind: str, name: str, config: RunConfig) -> Path | None:
     if place := embedded(kind, name):
         folder = Path(config.assets or PACKAGE_ASSETS) / place
         return folder if (folder / "config.json").is_file() else None
+    if (model := packaged(kind, name)) is not None:
+        return imported(model, cache_folder(config))
     if kind == "embedder" and name == MINILM_INT8:
         return shipped(name)
     if kind == "embedder" and name == MINILM:

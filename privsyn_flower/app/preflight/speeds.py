@@ -69,6 +69,8 @@ class Machine:
 
 def seconds_of(task: Task, size: Size, machine: Machine) -> tuple[float, bool]:
     """Seconds of all times of a task, and whether such work was timed on this machine."""
+    if task.seconds:
+        return task.seconds * task.times, True
     tokens = float(task.items) * task.tokens * task.times
     speed = machine.speeds.get(speed_key(task, size), 0.0)
     # A pass takes two operations a parameter and token, a training step three passes (Kaplan et
@@ -165,7 +167,7 @@ def timed(config: RunConfig, tasks: Iterable[Task], machine: Machine, *, seconds
     end, wanted = time.monotonic() + seconds, dict[str, tuple[float, Task, Size]]()
     for task in tasks:
         size = size_of(task.model, config)
-        if size is None or not 0 < size.parameters <= SMALL:
+        if size is None or task.seconds or not 0 < size.parameters <= SMALL:
             continue
         if (key := speed_key(task, size)) not in machine.speeds:
             before = wanted[key][0] if key in wanted else 0.0

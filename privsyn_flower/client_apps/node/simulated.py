@@ -83,11 +83,14 @@ class Shard:
         """The folder of the language model that the server starts from."""
         from privsyn_flower.evaluation.public import public_start
         from privsyn_flower.text.models.lm_metrics import base_folder
+        from privsyn_flower.text.models.packaged import imported, packaged
         from privsyn_flower.text.tiny.assets import embedded
         from privsyn_flower.text.tiny.models import ensure_model
 
         config, kind = self.config, self.config.trained
         name: str = getattr(config.models, kind)
+        if (model := packaged(kind, name)) is not None:  # the server made it before it asked
+            name = str(imported(model, cache_folder(config)) or name)
         made = embedded(kind, name) is not None or (kind, name) == ("downstream", "lstm")
         if not made and not config.trains:
             return base_folder(name)

@@ -21,7 +21,7 @@ from privsyn_flower.queries.metrics import TooNoisyError, metrics_bound
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.curve import figures, gains
 from privsyn_flower.server_apps.methods.recipe import Recipe, sampler_of
-from privsyn_flower.server_apps.methods.stages import Task, scoring, tiny_models
+from privsyn_flower.server_apps.methods.stages import Task, models_to_make, scoring
 from privsyn_flower.strategies.evaluation.config import MeasureConfig
 from privsyn_flower.strategies.evaluation.strategy import Caps, evaluate
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
@@ -86,7 +86,7 @@ class Evaluation(Recipe[Folders]):
     def work(cls, config: RunConfig) -> list[Task]:
         models = len(config[MeasureConfig].named)
         return [
-            *tiny_models(config, cls.loads(config)),
+            *models_to_make(config, cls.loads(config)),
             scoring(config, "evaluation", models, config[MeasureConfig].tokens(config)),
         ]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
-from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.config import RunConfig, cache_folder, split_list
+from privsyn_flower.text.models.packaged import PackagedModel, imported, packaged
 from privsyn_flower.text.tiny.assets import (
     RECIPES,
     AssetError,
@@ -23,11 +24,13 @@ from privsyn_flower.text.tiny.models import package_sides, private_packages
 
 LSTM_STEPS, LSTM_LONGEST = 2000, 64  # `text.models.lstm`, which imports torch
 TOKENS_PER_WORD = 4 / 3  # POPri, appendix F: 64 tokens are about 48 words
+IMPORT_SECONDS = 30.0  # of 135 million parameters, one core
 HEADING_TOKENS = 8  # of a line between two texts of a prompt
 
 Kind = Literal[
-    "embedding", "mask-filling", "scoring", "generation", "fine-tuning", "imitation", "preferences"
-]
+    "embedding", "mask-filling", "scoring", "generation", "fine-tuning", "imitation", "preferences",
+    "importing",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Task:
     completions or training sequences of one time; tokens: of each, written ones in a generation.
     times: how often, most often once a round. nodes: done where the users' text is. cap: seconds
     after which it is ended; 0: none. adapters: a fine-tuning of low-rank factors alone.
+    seconds: as it was measured elsewhere, where no speed tells it; 0: by speeds.
 
     An `imitation` is a generator's low-rank training on texts, as `preferences` is on pairs.
     """
@@ -52,6 +56,7 @@ class Task:
     nodes: bool = False
     cap: float = 0.0
     adapters: bool = False
+    seconds: float = 0.0
 
 
 def tokens_of(words: int, most: int = 0) -> int:
@@ -183,13 +188,32 @@ def fine_tunings(config: RunConfig, written: Sequence[int]) -> list[Task]:
     return start + [task for task in tasks if task.items]
 
 
-def tiny_models(config: RunConfig, kinds: set[str]) -> list[Task]:
-    """Tiny models that are not shipped for this run's text: shipped ones are tuned on it, and
-    trained anew where they have read what is private in it (`text.tiny.models.ensure_model`)."""
+def to_import(config: RunConfig, kinds: Collection[str]) -> dict[str, PackagedModel]:
+    """kind -> the model in a package that is not in the cache yet, of kinds that the run loads
+    here: behind a server the name is the server's."""
+    where, found = config.generation, dict[str, PackagedModel]()
+    for kind in sorted(kinds):
+        model = packaged(kind, _name(kind, config))
+        there = kind == "generator" and where.base_url and not config.teaches_generator
+        if model and not there and imported(model, cache_folder(config)) is None:
+            found[kind] = model
+    return found
+
+
+def models_to_make(config: RunConfig, kinds: set[str]) -> list[Task]:
+    """Imports of models in packages, and tiny models that are not shipped for this run's text:
+    shipped ones are tuned on it, and trained anew where they have read what is private in it
+    (`text.tiny.models.ensure_model`)."""
+    names = {model.name: kind for kind, model in to_import(config, kinds).items()}
+    imports = [
+        Task("models", f"importing {name}", "importing", kind, 1, 0, seconds=IMPORT_SECONDS)
+        for name, kind in names.items()
+    ]
     wanted = {kind for kind in kinds & set(RECIPES) if embedded(kind, _name(kind, config))}
     ways = {kind: way for kind in sorted(wanted) if (way := _way(kind, config))}
     trained = {kind for kind, way in ways.items() if way == "training"}
     tasks = [_training(config, "tuning", kind) for kind in ways if kind not in trained]
+    tasks = imports + tasks
     # The others take its tokenizer or weights over.
     trained |= {"downstream"} if trained else set()
     tasks += [_training(config, "training", kind) for kind in sorted(trained)]

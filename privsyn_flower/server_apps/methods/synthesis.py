@@ -28,7 +28,7 @@ from privsyn_flower.data import label_of
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
-from privsyn_flower.server_apps.methods.stages import Task, fine_tunings, tiny_models
+from privsyn_flower.server_apps.methods.stages import Task, fine_tunings, models_to_make
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.prompts import ExamplePrompts, LabelledText, TooFewTextsError, expand
@@ -75,14 +75,14 @@ class Writing(Recipe[T]):
         """The method's own stages, its controls as often again, and the fine-tunings."""
         own = cls.writing(config)
         if not config.benchmark:
-            return [*tiny_models(config, cls.loads(config)), *own]
+            return [*models_to_make(config, cls.loads(config)), *own]
         again = [task for task in own if task.stage != "models" and not task.nodes]
         controls = [replace(task, stage="control") for task in again]
         made = int(NOISE in cls.controls and config.evaluation.compares(NOISE))
         compared = cls.compared_work(config)
         texts = 1 + made + len({task.stage for task in compared})
         return [
-            *tiny_models(config, cls.loads(config) | {"downstream"}),
+            *models_to_make(config, cls.loads(config) | {"downstream"}),
             *own,
             *(controls if made else []),
             *compared,

