@@ -31,6 +31,7 @@ SYNTHETIC, TRAINING = "synthetic text", "training"
 MEASURING, BASELINE = "given models measured", "baselines without queries"
 KINDS = (SYNTHETIC, TRAINING, MEASURING, BASELINE)
 SAMPLES = 2000  # what expand.samples = -1 stands for where a generator can write them
+OF_GENERATOR = {"smollm2": 500}  # and by one that takes a CPU half an hour for 2000
 
 Product = Literal["Synthetic data", "Machine learning model", "Summary statistics", "Dataset"]
 T = TypeVar("T", bound=Section)
@@ -299,7 +300,8 @@ class CommonConfig(Section):
             raise ConfigError(explain(error)) from None
         if found.expand.samples >= 0:
             return found
-        samples = 0 if found.seeds_alone and not found.sft.epochs else SAMPLES
+        alone = found.seeds_alone and not found.sft.epochs
+        samples = 0 if alone else OF_GENERATOR.get(found.models.generator, SAMPLES)
         expand = found.expand.model_copy(update={"samples": samples})
         return found.model_copy(update={"expand": expand})
 

@@ -164,8 +164,9 @@ class ExpandConfig(Section):
     """`[expand]`: prompts -> synthetic text by a causal LM (PrE-Text, section 3 (6))."""
 
     samples: int = Field(
-        -1, ge=-1, description="synthetic texts to make; 0: seeds only; -1: 2000, or seeds only "
-        "where the tiny generator, which knows English docstrings, would write from your own text"
+        -1, ge=-1, description="synthetic texts to make; 0: seeds only; -1: 2000, by smollm2 500, "
+        "or seeds only where the tiny generator, which knows English docstrings, would write from "
+        "your own text"
     )  # fmt: skip
     seeds_per_prompt: int = Field(3, ge=1, description="seeds shown in one prompt")
     include_seeds: bool = Field(False, description="put the seeds themselves into the output")

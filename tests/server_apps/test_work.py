@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from privsyn_flower.strategies.pe.strategy import PrivateEvolution
 from privsyn_flower.strategies.pretext.strategy import PrEText
 from privsyn_flower.text.embedders import KnownRows
 from privsyn_flower.text.models import lstm
+from privsyn_flower.text.models.packaged import SMOLLM2, imported_folder
 from privsyn_flower.text.tiny.assets import recipe, tuning_recipe
 
 
@@ -149,6 +151,21 @@ def test_models_to_make_are_shipped_tuned_or_trained() -> None:
     made = recipe("generator")
     assert trained[1].items == made.steps * (made.batch_tokens // 64)
     assert models_to_make(private, set()) == [], "what is not loaded is not made"
+
+
+def test_a_packaged_model_is_imported_once(tmp_path: Path) -> None:
+    kinds = {"generator", "downstream"}
+    own = {"models__generator": "smollm2", "cache": str(tmp_path)}
+    config = configured(**own)
+    assert config.expand.samples == 500, "a CPU writes them within minutes"
+    (task,) = models_to_make(config, kinds)
+    assert (task.what, task.seconds > 0, task.items) == ("importing smollm2", True, 1)
+    server = {"generation__backend": "openai", "generation__base_url": "http://127.0.0.1:1/v1"}
+    assert models_to_make(configured(**own, **server), kinds) == []
+    both = configured(**own, models__downstream="smollm2")
+    assert len(models_to_make(both, kinds)) == 1, "one folder for both keys"
+    imported_folder(SMOLLM2.name, SMOLLM2.sha256, tmp_path).mkdir(parents=True)
+    assert models_to_make(config, kinds) == []
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from privsyn_flower.text.models.devices import (
 FILE = "speeds.json"
 FORMAT = 2  # raise it when what is measured changes
 PRODUCT = 512  # rows of the matrices that are multiplied on a CPU
-SMALL = 64_000_000  # parameters of a model that is timed in about half a second
+SMALL = 150_000_000  # parameters of a model that is timed in seconds
 LEAST_SECONDS = 0.1  # timed at least
 WORDS, WRITTEN = 36, 32  # of a made-up text; tokens of a completion that is timed
 PASSES = {"fine-tuning": 3, "imitation": 3, "preferences": 6}  # over a token; 1 for other work
