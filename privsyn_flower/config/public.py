@@ -64,8 +64,13 @@ class SampledConfig(Section):
 
 
 class ChatConfig(SampledConfig):
-    """`[chat]`: conversations of invented people (section 3.2)."""
+    """`[chat]`: conversations, or single messages, of invented people (section 3.2)."""
 
+    form: Literal["conversations", "messages"] = Field(
+        "conversations", description="conversations: lists of receivers and topics, then both "
+        "sides; messages: each persona continues one list of short messages, which small models "
+        "can do; receivers, topics and list-tokens are not read then"
+    )  # fmt: skip
     personas: int = Field(
         100, ge=0, le=73_920, description="drawn of the 73,920, each once; each has at most "
         "receivers x topics conversations"
@@ -131,10 +136,10 @@ class PublicTextConfig(Section):
 
     @model_validator(mode="after")
     def _follows_instructions(self) -> Self:
-        if not self.generation.chat:
+        if not self.generation.chat and self.chat.form != "messages":
             raise ValueError(
                 "generation.chat = false: the prompts are instructions; set generation.chat = true "
-                "and name a model that was taught to follow them"
+                "and name a model that was taught to follow them, or set chat.form = 'messages'"
             )
         return self
 

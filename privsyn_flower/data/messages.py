@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from privsyn_flower.common.files import DataError
+from privsyn_flower.common.files import DataError, file_digest
 from privsyn_flower.config import DataConfig, split_list
 
 from .chunks import chunk, join_short
@@ -27,6 +27,7 @@ from .text_files import blocks, place_identity, public_groups, public_place
 from .users import MAX_TEXT, Sample
 
 POOL = Path(__file__).resolve().parent.parent / "assets" / "chats" / "public.jsonl.gz"
+PROVENANCE = POOL.with_name("public.json")  # how it was made, and its sha256
 DOCSTRINGS, NEAR_DOMAIN = "docstrings", "messages"  # labels of public samples
 FEW = "what a person wrote in a conversation or e-mail, below data.min-words in all"
 UNREAD = "a line without text"
@@ -96,6 +97,10 @@ def _pool_place(config: DataConfig) -> str:
             f"{POOL} is missing, which data.source = {config.source!r} takes its public messages "
             "from: reinstall the package, name a file of them as data.public-path, or set "
             "data.minority-share = 0"
+        )
+    if file_digest(POOL) != json.loads(PROVENANCE.read_bytes())["sha256"]:
+        raise DataError(
+            f"{POOL} does not have the sha256 of {PROVENANCE.name} beside it: reinstall the package"
         )
     return str(POOL)
 

@@ -31,6 +31,7 @@ from privsyn_flower.app.public.chats import (
     turns,
 )
 from privsyn_flower.app.public.journal import Journal, Position, lines_of, read_state
+from privsyn_flower.app.public.messages import Sieve, items, message_prompt
 from privsyn_flower.app.public.source import STATEMENT, Source, carried
 from privsyn_flower.common.files import DataError, write_atomic
 from privsyn_flower.common.progress import Progress, silent
@@ -167,6 +168,9 @@ def write_chats(config: PublicTextConfig, opened: Opened, progress: Progress = s
     any item), failed requests. Raises DataError, ServerError.
     """
     own = config.chat
+    if own.form == "messages":
+        write_messages(config, opened, progress)
+        return
     settings = {
         "seed": config.seed,
         "chat.receivers": own.receivers,
@@ -192,6 +196,55 @@ def write_chats(config: PublicTextConfig, opened: Opened, progress: Progress = s
                 note = f"{journal.lines:,} conversations"
                 progress("chat", _finished(journal), max(1, own.personas), note)
         journal.complete(own.personas)
+
+
+def write_messages(config: PublicTextConfig, opened: Opened, progress: Progress = silent) -> None:
+    """Write short messages of invented people, one list for each persona (`chat.form`).
+
+    A line has the message, its persona and topic. Counts: messages kept, and left out by cause.
+    """
+    own = config.chat
+    prompt = message_prompt(EXAMPLE, seeded(0, "messages"))[1]
+    settings = {
+        "seed": config.seed,
+        "chat.form": own.form,
+        "chat.max-tokens": own.max_tokens,
+        **_of_model(config, prompt, own),
+    }
+    with Journal(corpus_folder(config), "chat", settings) as journal:
+        if journal.until == own.personas:
+            return
+        personas = draw(own.personas, seeded(config.seed, "personas"))
+        sieve = Sieve(line["text"] for _, line in lines_of(journal.folder, "chat"))
+
+        def requests() -> Iterator[Request]:
+            pieces = (((at,), persona) for at, persona in enumerate(personas))
+            for position, persona in journal.take(pieces):
+                rng = seeded(config.seed, "messages", *position)
+                topic, prompt = message_prompt(persona, rng)
+                yield Request(prompt, own.max_tokens, _Step(position, persona, topic=topic))
+
+        with opened() as model, _asker(config, model, own.temperature, own.top_k) as asker:
+            for answer in asker.ask(requests()):
+                _keep_messages(journal, answer, sieve)
+                journal.tick()
+                progress(
+                    "chat", _finished(journal), max(1, own.personas), f"{journal.lines:,} kept"
+                )
+        journal.complete(own.personas)
+
+
+def _keep_messages(journal: Journal, answer: Answer, sieve: Sieve) -> None:
+    step: _Step = answer.request.note
+    found = items(answer.text or "", cut=_cut(answer))
+    for text in found:
+        cause, kept = sieve.sift(text)
+        journal.counts[cause or "messages"] += 1
+        if not cause:
+            about = {"draw": step.position[0], "persona": list(step.persona), "topic": step.topic}
+            journal.add({"text": kept, "stage": "chat", "form": "messages", **about})
+    journal.counts += _cost(answer, "lists" if found else "empty_lists")
+    journal.done(step.position)
 
 
 class _Step(NamedTuple):
