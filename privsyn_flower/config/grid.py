@@ -119,9 +119,7 @@ class GridConfig(_Setting):
     title: str = Field("", description="over the tables")
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1)
     against: str = Field("", description="method that the others are subtracted from; the first")
-    archive: str = Field(
-        "", alias="kept", description="folder for summaries that stay, beside the grid file"
-    )
+    archive: str = Field("", description="folder for summaries that stay, beside the grid file")
     axes: dict[str, list[AxisValue]] = Field(default_factory=dict)
     methods: list[GridMethod] = Field(default_factory=list)
 

@@ -132,10 +132,10 @@ def sampling_sentence(
         return "no amplification by sampling is claimed"
     server = (
         " and against the server, which sees only sums, and answers whose work is the same however "
-        "the coins fell"
+        "users were sampled"
     )
     return (
-        f"each user takes part in a round with probability {rate:g}, by a secret coin of its own "
+        f"each user takes part in a round with probability {rate:g}, sampled in secret by its own "
         "node, and the amplification by this is claimed against those who see only the released "
         f"sums{server if aggregation == 'secure' else ''}, never against a user's own node"
     )

@@ -11,7 +11,7 @@ STEPS, BATCH = 2000, 4096  # section 4.1
 # What both have: one record a user, one node, and the paper's DP-Adam.
 CENTRAL = """
 # Central, as the paper's: one node holds all records and is trusted with them; the unit is a record.
-# Its coins are really tossed. The paper's batches are fixed passes over shuffled records, accounted
+# It really samples. The paper's batches are fixed passes over shuffled records, accounted
 # as if they had been drawn: docs/privacy.md says what that costs.
 # The files are not on a hub: {"text": ...} on each line, with a "label" where there are classes.
 epsilon = $epsilon.0  # section 4

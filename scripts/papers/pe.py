@@ -11,7 +11,6 @@ from scripts.papers.popri import (
     ALL,
     CENTRAL,
     CENTRAL_RUNS,
-    COINS,
     COLUMNS,
     DATA,
     DISTILGPT2,
@@ -19,6 +18,7 @@ from scripts.papers.popri import (
     FEDERATED_RUNS,
     PARTIAL,
     PUBMED,
+    SAMPLED,
     SOME,
 )
 
@@ -191,7 +191,7 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         data, named = DATA[run.partition("-")[0]]
         own = named | dict(zip(COLUMNS, numbers, strict=True)) | PARTIAL.get(run, {})
         part = [SOME] if run in PARTIAL else [ALL] if run == "partial-10000" else []
-        sampling = [COINS] if run in PARTIAL else []
+        sampling = [SAMPLED] if run in PARTIAL else []
         for name, layer in BASELINES.items():
             if name == "pe" or run not in ("partial-10000", *PARTIAL):  # Figure 3 has four methods
                 layers = [

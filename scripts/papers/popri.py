@@ -137,10 +137,10 @@ SOME = """
 # Partial participation: $clients of 10,000 clients a round (section 5.2, Figure 3, Table 3).
 """
 
-COINS = """
-# The paper draws a fixed number of clients and accounts Poisson sampling. Here each node flips its own
-# coins (Poisson), which the accounting then really describes, and a round has about $clients clients.
-sampler = "poisson"  # by nodes' own coins, which the server does not see; they work either way
+SAMPLED = """
+# The paper draws a fixed number of clients and accounts Poisson sampling. Here each node samples its
+# own users (Poisson), as the accounting describes, and a round has about $clients clients.
+sampler = "poisson"  # by the nodes, unseen by the server; they work either way
 sampling-rate = $rate  # Table 3: $clients of 10,000 clients a round
 """
 
@@ -395,7 +395,7 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         data, named = DATA[run.partition("-")[0]]
         own = named | dict(zip(COLUMNS, numbers, strict=True)) | PARTIAL.get(run, {})
         part = [SOME] if run in PARTIAL else [ALL] if run == "partial-10000" else []
-        sampling, turns = ([COINS], [TURNS]) if run in PARTIAL else ([], [])
+        sampling, turns = ([SAMPLED], [TURNS]) if run in PARTIAL else ([], [])
         yield f"popri-{run}", [POPRI, FEDERATED, DISTILGPT2, *part, *sampling, *data], own
         training = [BASELINE, DISTILGPT2, *part, *data]
         yield f"dp-fedavg-popri-{run}", [FEDAVG, *training, *sampling], own

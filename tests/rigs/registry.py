@@ -9,7 +9,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.privacy_plan import baseline, statement
 from privsyn_flower.strategies.engine.record import claim_record
 
-COINS = {"sampler": "poisson", "sampling-rate": 0.5, "rounds": 2}
+SAMPLING = {"sampler": "poisson", "sampling-rate": 0.5, "rounds": 2}
 
 
 AGGREGATOR = {"method": "dp-ftrl", "training.noise": "aggregator"}
@@ -34,7 +34,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, str, set[str]]] = {
         {"epsilon", "delta"},
     ),
     "plain": ({"aggregation": "plain"}, "Central", "Approximate DP", {"epsilon", "delta"}),
-    "coins": (COINS, "Federated", "Approximate DP", {"epsilon", "delta"}),
+    "sampling": (SAMPLING, "Federated", "Approximate DP", {"epsilon", "delta"}),
     "seeded": ({"simulation-seeded-noise": True}, "Federated", "", set()),
     "chosen": (
         {"method": "popri", "popri.checkpoint": "private", "benchmark": True}, "Federated", "",

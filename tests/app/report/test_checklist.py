@@ -79,7 +79,7 @@ def test_noise_of_the_nodes() -> None:
 
 
 @pytest.mark.slow
-def test_coins_have_no_rho() -> None:
+def test_sampling_has_no_rho() -> None:
     items = of(**{"sampler": "poisson", "sampling-rate": 0.5, "rounds": 1})
     assert "PLD" in items["3a"] and "No rho-zCDP is claimed" in items["3a"]
     assert "zCDP" not in items["3c"]

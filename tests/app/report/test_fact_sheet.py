@@ -72,7 +72,7 @@ def test_measures_and_the_curve() -> None:
     assert "Pairs" not in of()["variants"]
     assert "but for" not in of("dp-ftrl")["variants"]
     assert summary["mu_gdp"] == pytest.approx((2 * summary["rho_zcdp"]) ** 0.5)
-    assert known(RUNS["coins"][0])["mu_gdp"] is None
+    assert known(RUNS["sampling"][0])["mu_gdp"] is None
 
 
 def test_public_text_that_users_made_carries_what_it_carries(tmp_path: Path) -> None:

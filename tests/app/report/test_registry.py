@@ -27,7 +27,7 @@ from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.server_apps.privacy_plan import statement
 from privsyn_flower.strategies.engine.record import claim_record, write_statement
 from tests.app.report.records import deployment_of, faults, validator
-from tests.rigs.registry import AGGREGATOR, COINS, RUNS, known
+from tests.rigs.registry import AGGREGATOR, RUNS, SAMPLING, known
 
 DAY = date(2026, 11, 23)
 
@@ -164,12 +164,12 @@ def test_a_run_that_ended_early_and_a_shared_ledger() -> None:
     assert "The ledger is this run's own" in begun
 
 
-def test_coins_have_no_rho_and_their_own_words() -> None:
-    found = made(COINS)
+def test_sampling_has_no_rho_and_their_own_words() -> None:
+    found = made(SAMPLING)
     assert "No rho and no mu are claimed" in found["privacy_loss"]["privacy_parameters_details"]
     assert "Who is enrolled" in found["privacy_loss"]["privacy_unit_details"]
     assert "a plan of releases" in found["implementation"]["composition"]
-    assert "tosses their coins in secret" in found["deployment_model"]["actors"]
+    assert "samples in secret who takes part" in found["deployment_model"]["actors"]
     assert "same work" in found["implementation"]["mechanisms"]
 
 
