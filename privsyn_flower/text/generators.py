@@ -55,7 +55,8 @@ class HuggingFaceGenerator:
         batch_size: completions that are generated side by side.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         stop: a completion ends before the first of these strings, and at the end-of-text token.
-        dtype: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name.
+        dtype: `auto` (bfloat16 on CUDA, and of weights kept so on a CPU that multiplies them; else
+            float32) or a torch dtype's name.
         chat: a prompt is a user's turn in the tokenizer's chat template.
         thinking_tag: of what a reasoning model writes for itself; it is left out, and a text that
             ends within is empty. "": it stays.
@@ -112,6 +113,7 @@ class HuggingFaceGenerator:
         self._banned = banned_tokens(self.tokenizer, vocabulary, self._ends).to(self.device)
         self._cache = cache_argument(self.model, self.key)
         self._accepts = set(inspect.signature(self.model.forward).parameters)
+        self.takes_positions = "position_ids" in self._accepts
 
     def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
         """m prompts -> m lists of n completions, each ending before the first stop string.
@@ -256,13 +258,16 @@ class HuggingFaceGenerator:
         self, ids: torch.Tensor, attention: torch.Tensor, positions: torch.Tensor, cache: Any
     ) -> torch.Tensor:
         """New tokens (r, l), attention over all tokens so far -> logits (r, v) after the last."""
+        import torch
+
         arguments: dict[str, Any] = {
             "input_ids": ids,
             "attention_mask": attention,
             "position_ids": positions,
             self._cache: cache,
             "use_cache": True,
-            "logits_to_keep": 1,
+            # Not 1: of that a view comes, and a batch of views copies the vocabulary for every row.
+            "logits_to_keep": torch.tensor([ids.shape[1] - 1], device=ids.device),
         }
         # Not every architecture takes explicit positions or can skip the other logits.
         arguments = {key: value for key, value in arguments.items() if key in self._accepts}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models.decoding import CACHES, STOP_EVERY, choose_tokens
+from privsyn_flower.text.models.decoding import CACHES, STOP_EVERY, choose_tokens, shared_prefix
 from privsyn_flower.text.models.devices import map_batches
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.prompts import HEADING, expand, expand_prompt
@@ -330,3 +330,43 @@ def test_a_chat_template_frames_the_prompt(causal_folder: Path, tmp_path: Path) 
     )
     with pytest.raises(ValueError, match=r"generation\.chat.*no chat template"):
         HuggingFaceGenerator(causal_folder, chat=True, **options)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mistral", "qwen2"])
+def test_a_prefix_that_prompts_share_is_read_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is as without it; a model with a sliding window, where places matter, has none."""
+    tokenizer = make_tokenizer(tmp_path, masked=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        causal_models(len(tokenizer))[kind].save_pretrained(tmp_path)
+    generator = HuggingFaceGenerator(tmp_path, max_tokens=12, device="cpu", progress=False)
+    prompts = [expand_prompt([text, "c d e"]) for text in (*SENTENCES[:3], "a b", "a b")]
+    read: list[int] = []
+    forward = generator.forward
+
+    def counted(ids: Any, *others: Any) -> Any:
+        read.append(ids.numel())
+        return forward(ids, *others)
+
+    monkeypatch.setattr(generator, "forward", counted)
+    draws = np.random.default_rng(5).random((len(prompts), 2, 12), dtype=np.float32)
+    found = generator.complete(prompts, 2, np.random.default_rng(5))
+    lengths = [len(generator.tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    if kind == "mistral":
+        assert read[0] == max(lengths) * len(prompts)
+    else:
+        shared, others = read[0], read[1]
+        assert shared > 8 and others == (max(lengths) - shared) * len(prompts)
+    for prompt, rows, texts in zip(prompts, draws, found, strict=True):
+        assert texts == [plain_loop(generator, prompt, uniforms) for uniforms in rows]
+
+
+def test_a_prefix_leaves_every_prompt_a_token() -> None:
+    same = list(range(12))
+    assert shared_prefix([same, same]) == 11
+    assert shared_prefix([same, same[:10]]) == 9
+    assert shared_prefix([same]) == 0 and shared_prefix([same[:5], same[:5]]) == 0
+    assert shared_prefix([same, [*same[:8], 99, 98]]) == 8
+    assert shared_prefix([same, [5, *same]]) == 0

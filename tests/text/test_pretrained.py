@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from privsyn_flower.text.models import devices
+from privsyn_flower.text.models.pretrained import load_model
+
 LOADED = """
 import json, sys
 from pathlib import Path
@@ -35,3 +38,20 @@ def test_a_model_is_loaded_without_scikit_learn(causal_folder: Path) -> None:
     )  # fmt: skip
     heavy, shapes, length, available = json.loads(found.stdout.splitlines()[-1])
     assert heavy == [] and shapes > 10 and length <= 4 and available
+
+
+@pytest.mark.parametrize(
+    ("kept", "units", "wanted"),
+    [("bfloat16", True, "bfloat16"), ("bfloat16", False, "float32"), ("float32", True, "float32")],
+)
+def test_bfloat16_is_for_weights_kept_so_where_it_is_fast(
+    causal_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    kept: str, units: bool, wanted: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda device: units)
+    name = ("AutoModelForCausalLM", causal_folder, "models.generator", "cpu")
+    load_model(*name, kept).save_pretrained(tmp_path)
+    found = load_model("AutoModelForCausalLM", tmp_path, "models.generator", "cpu", "auto")
+    assert str(found.dtype) == f"torch.{wanted}"
+    asked = load_model("AutoModelForCausalLM", tmp_path, "models.generator", "cpu", "float32")
+    assert str(asked.dtype) == "torch.float32"

@@ -134,6 +134,7 @@ def _choose_block(
 
 
 STOP_EVERY = 4  # steps between looks for a stop string: decoding costs as much as a small model
+SHARED = 8  # tokens that prompts must share to be read once: a pass of one row costs some
 SHRINK_AT = 0.8  # finished rows leave the batch when so few of its rows are still going
 
 
@@ -178,7 +179,9 @@ class Sampler(Protocol):
 
 
 class CausalSampler(Sampler, Protocol):
-    """A generator that goes on from prompts."""
+    """A generator that goes on from prompts. takes_positions: whether its model is told them."""
+
+    takes_positions: bool
 
     def forward(
         self, ids: torch.Tensor, attention: torch.Tensor, positions: torch.Tensor, cache: Any
@@ -246,6 +249,16 @@ class _Batch:
         raise NotImplementedError
 
 
+def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
+    """How many first tokens all prompts share and one row may read for all, so that each still has
+    a token of its own; 0: too few to be worth it, or one prompt."""
+    shortest = min(prompts, key=len)
+    found = 0
+    while found < len(shortest) - 1 and all(ids[found] == shortest[found] for ids in prompts):
+        found += 1
+    return found if found >= SHARED and len(prompts) > 1 else 0
+
+
 class CausalBatch(_Batch):
     """Prompts (ids) of similar length, after which a causal model goes on."""
 
@@ -254,38 +267,55 @@ class CausalBatch(_Batch):
     ) -> None:
         import torch
         from transformers import StaticCache
+        from transformers.cache_utils import StaticLayer
 
         super().__init__(owner, copies, uniforms)
         self.owner: CausalSampler = owner
         self.length = max(len(ids) for ids in prompts)
         steps = uniforms.shape[1]
-        # Padding on the left, so that the next token has one place in every row.
+        # Allocated once: a growing cache is copied whole at every step (30 % slower on a CPU).
+        self.cache = StaticCache(config=owner.model.config, max_cache_len=self.length + steps)
+        # Only where a place in the cache says nothing of what a token sees.
+        plain = owner.takes_positions and all(type(one) is StaticLayer for one in self.cache.layers)
+        self.shared = shared_prefix(prompts) if plain else 0
+        # Padding before what is not shared, so that the next token has one place in every row.
         ids = np.zeros((len(prompts), self.length), dtype=np.int64)
         attention = np.ones((len(prompts), self.length + steps), dtype=np.int64)
         for row, prompt in enumerate(prompts):
-            ids[row, self.length - len(prompt) :] = prompt
-            attention[row, : self.length - len(prompt)] = 0
+            own = self.length - len(prompt) + self.shared
+            ids[row, : self.shared] = prompt[: self.shared]
+            ids[row, own:] = prompt[self.shared :]
+            attention[row, self.shared : own] = 0
         self.ids = torch.from_numpy(ids).to(owner.device)
         self.attention = torch.from_numpy(attention).to(owner.device)
         self.positions = (self.attention.cumsum(1) - 1).clamp_(min=0)
-        # Allocated once: a growing cache is copied whole at every step (30 % slower on a CPU).
-        self.cache = StaticCache(config=owner.model.config, max_cache_len=self.length + steps)
 
     def _begin(self) -> torch.Tensor:
-        return self._feed(self.ids, 0, self.length)
+        import torch
+
+        if self.shared:
+            self._feed(self.ids[:1, : self.shared], 0, self.shared)
+            rows = torch.zeros(len(self.ids), dtype=torch.int64, device=self.ids.device)
+            self._select_cached(rows)
+        return self._feed(self.ids[:, self.shared :], self.shared, self.length)
 
     def _step(self, ids: torch.Tensor, step: int) -> torch.Tensor:
         return self._feed(ids, self.length + step, self.length + step + 1)
 
     def _feed(self, ids: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """Feed the tokens at places start..stop -> logits for the next one."""
-        attention, positions = self.attention[:, :stop], self.positions[:, start:stop]
-        return self.owner.forward(ids, attention, positions, self.cache)
+        """Feed the first rows' tokens at places start..stop -> logits for the next one."""
+        attention = self.attention[: len(ids), :stop]
+        return self.owner.forward(
+            ids, attention, self.positions[: len(ids), start:stop], self.cache
+        )
 
     def _select(self, index: torch.Tensor) -> None:
+        self._select_cached(index)
+        self.attention, self.positions = self.attention[index], self.positions[index]
+
+    def _select_cached(self, index: torch.Tensor) -> None:
         for layer in self.cache.layers:
             layer.keys, layer.values = layer.keys[index], layer.values[index]
-        self.attention, self.positions = self.attention[index], self.positions[index]
 
 
 class Seq2SeqBatch(_Batch):

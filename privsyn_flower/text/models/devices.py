@@ -95,6 +95,16 @@ def free_memory() -> int:
     return min(1024 * int(next(told, "0")) or main_memory(), main_memory())
 
 
+def multiplies_bfloat16(device: str) -> bool:
+    """Whether a CPU has matrix units (AMX) for bfloat16, ten times as fast as its float32; without
+    them it is no faster, or several times slower."""
+    if device != "cpu":
+        return False
+    import torch
+
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())
+
+
 def cpu_workers() -> int:
     """Side by side on a CPU: OMP_NUM_THREADS, or the cores of this process; MOST_WORKERS."""
     told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

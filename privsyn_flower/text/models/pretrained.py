@@ -167,18 +167,22 @@ def load_model(
 ) -> Any:
     """A model for inference on `device`; `kind` is the auto class, AutoModelForMaskedLM for one.
 
-    dtype: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name. safetensors: weights of
-    no other format are read. Raises ModelUnavailableError, also for an encoder-decoder as a causal
-    model: its decoder alone, with random weights where it looked at the encoder, would pass for
-    one.
+    dtype: `auto` (bfloat16 on CUDA, and of weights kept so on a CPU that multiplies them; else
+    float32) or a torch dtype's name. safetensors: weights of no other format are read. Raises
+    ModelUnavailableError, also for an encoder-decoder as a causal model: its decoder alone, with
+    random weights where it looked at the encoder, would pass for one.
     """
     import torch
+
+    from privsyn_flower.text.models.devices import multiplies_bfloat16
 
     source = str(local_folder(name, key) or name)
     config = model_config(name, key)
     if kind == CAUSAL and getattr(config, "is_encoder_decoder", False):
         raise ModelUnavailableError(only_decoder(source, key))
-    wanted = ("bfloat16" if device.startswith("cuda") else "float32") if dtype == "auto" else dtype
+    short = getattr(config, "dtype", None) is torch.bfloat16 and multiplies_bfloat16(device)
+    fast = device.startswith("cuda") or short
+    wanted = ("bfloat16" if fast else "float32") if dtype == "auto" else dtype
     try:
         if kind == CAUSAL and getattr(config, "is_decoder", None) is False:
             config.is_decoder = True  # else BERT and its like read the token they are to predict
