@@ -535,6 +535,41 @@ def test_fine_tunings_start_from_the_model_of_public_text(setting):
     assert "tokens_per_fine_tuning" not in found
 
 
+def test_fine_tunings_start_from_the_model_that_public_text_has_no_more_to_teach(setting, caplog):
+    """A training on the nodes starts there, too, and (a) goes on with as many steps as the rest."""
+    config = changed(
+        setting.config, start="converged", public_steps=60, public_patience=8, learning_rates="3e-3"
+    )
+    sets = {"synthetic": texts_of(setting)["synthetic"]["synthetic"]}
+    found = next_token(config, setting.federation, setting.downstream, sets)
+    assert list(found["methods"]) == [
+        "pretrained", "start", "random_public", "synthetic", "private",
+    ]  # fmt: skip
+    assert set(found["steps_per_fine_tuning"].values()) == {8}
+    assert {"synthetic-start", "random_public-start"} <= set(found["loss_difference"])
+    start = public_start(config, setting.federation, setting.downstream)
+    made = found["start"]
+    validation = setting.federation.public_validation()
+    for folder, key in ((start, "public_validation_loss"), (setting.downstream, "loss_before")):
+        model = Downstream(folder, length=48)
+        assert model.loss(model.encode(validation)) == pytest.approx(made[key], abs=2e-5)
+    assert made["public_validation_loss"] < made["loss_before"]
+    assert made["kept_step"] % 2 == 0 and made["rate"] == 3e-3
+    assert made["converged"] == (made["steps"] - made["kept_step"] >= 8)
+    training = RunConfig.from_flat({**config.flat(), "method": "dp-fedavg"})
+    assert public_start(training, setting.federation, setting.downstream) == start
+
+    short = changed(config, public_steps=3)
+    made = next_token(short, setting.federation, setting.downstream, sets)["start"]
+    assert made["steps"] == 3 and not made["converged"]
+    assert "public-steps = 3: the start is not converged" in caplog.text
+    none = config.model_copy(update={"cache": f"{config.cache}-2"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "public_validation", lambda self: [])
+        with pytest.raises(ConfigError, match=r"raise data\.public-validation"):
+            public_start(none, setting.federation, setting.downstream)
+
+
 def test_the_epoch_that_development_users_choose_is_said(setting, monkeypatch):
     opened = []
     real = Federation.held_out
