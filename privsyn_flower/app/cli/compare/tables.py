@@ -102,11 +102,26 @@ def measured(
         groups = by_trust(lines)
         for trust in sorted(groups, key=_rank):
             parts += [f"**{trust}**", "\n".join(_figures(grid, groups[trust], measure, estimates))]
+        if measure == measures[0]:
+            parts += not_run(grid, lines)
     if differences:
         against = escaped(differences[0].against.title)
         parts += [f"## minus {against}", _paired(), "\n".join(_gains(differences))]
         parts += ["\n".join(f"- {escaped(line)}" for line in crossings(grid, differences))]
     return parts
+
+
+def not_run(grid: GridConfig, lines: Sequence[Line]) -> list[str]:
+    """The methods and points of a grid without a finished run, and what they need."""
+    there = {(line.method.name, *line.point.items()) for line in lines if not line.reference}
+    body = []
+    for method in grid.methods:
+        points = [p for p in grid.points(method) if (method.name, *p.items()) not in there]
+        if points:
+            where = "; ".join(filter(None, map(point_label, points)))
+            needs = "needs a GPU" if method.needs == "gpu" else ""
+            body.append([escaped(method.title), "not run", escaped(where), needs])
+    return ["\n".join(_table(["**not run**", "", "at", ""], body))] if body else []
 
 
 def _rank(trust: str) -> tuple[int, str]:
