@@ -222,7 +222,7 @@ class _Following(TrainerCallback):  # type: ignore[misc]
             if trainer.best is not None:
                 save_file(trainer.best, checkpoint / BEST)
             top = None if trainer.best is None else trainer.top
-            note = {"told": trainer.total_loss, "top": top}
+            note: dict[str, Any] = {"told": trainer.total_loss, "top": top}
             if self.watch.plateau is not None:
                 note["losses"] = self.watch.plateau.losses
             seal(checkpoint, json.dumps(note).encode())

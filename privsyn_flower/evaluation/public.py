@@ -175,7 +175,7 @@ def public_start(
     if not shared.steps and not shared.epochs:
         return base
     options = config.evaluation
-    tuning = [vars(shared), options.learning_rates, options.special_tokens]
+    tuning: list[Any] = [vars(shared), options.learning_rates, options.special_tokens]
     converges = options.start == "converged"
     rehearsed = tuning_of(config) if converges else shared
     if converges:

@@ -216,7 +216,13 @@ def test_distances_compare_equal_numbers(setting):
     found = distances(groups, setting.federation.public(), private, held_out, setting.config)
     again = distances(groups, setting.federation.public(), private, held_out, setting.config)
     assert found == again
-    assert found["seeds"]["private"] < found["seeds"]["random_public"]
+    frechet, close = found
+    assert frechet["seeds"]["private"] < frechet["seeds"]["random_public"]
+    assert close.keys() == {"seeds", "synthetic", "random_public", "private"}
+    for figure, better in (("frechet", min), ("mauve", max), ("precision", max), ("recall", max)):
+        value, low, high = close["private"][figure]
+        assert low <= value <= high
+        assert value == better(value, close["random_public"][figure][0]), figure
 
 
 def test_learning_rate_is_rehearsed_on_public_text_only(setting, monkeypatch):
@@ -336,7 +342,7 @@ class Responses(Record):
 @pytest.mark.parametrize("projected", [False, True])
 def test_recovery_is_of_unnoised_scores(setting, projected):
     private = private_of(setting)
-    held_out = private.held_out()
+    held_out = private.held_out().rows
     projection = (
         np.linalg.qr(np.random.default_rng(0).normal(size=(64, 40)))[0] if projected else None
     )
@@ -477,13 +483,14 @@ def test_a_rate_is_not_chosen_without_public_text(setting, labelled, monkeypatch
 
 def test_distances_without_public_text(setting):
     private = private_of(setting)
-    found = distances(
+    found, close = distances(
         {"synthetic": {"synthetic": setting.federation.public()[:20]}},
         [],
         private,
         private.held_out(),
         setting.config,
     )
+    assert set(close) == {"synthetic", "private"}
     assert set(found["synthetic"]) == {"synthetic", "private"}
     assert found["synthetic"]["private"] < found["synthetic"]["synthetic"]
 
