@@ -1,4 +1,5 @@
-"""The measured parts of docs/results/measured.md and README.md, from what `privsyn compare` found.
+"""The measured parts of docs/results.md, docs/results/measured.md and README.md, from what
+`privsyn compare` found.
 
     python scripts/update_results.py      (`make results` runs the grid first)
 
@@ -22,8 +23,9 @@ from privsyn_flower.app.cli.compare.estimates import (
     load_pairs,
     place,
 )
+from privsyn_flower.app.cli.compare.expectations import expectations
 from privsyn_flower.app.cli.compare.figures import draw
-from privsyn_flower.app.cli.compare.tables import measured, point_label
+from privsyn_flower.app.cli.compare.tables import measured, not_run, point_label
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config.grid import GridConfig, GridMethod, load_grid
 
@@ -37,7 +39,10 @@ COMPARED = {  # grid, and marker of its part -> its picture
     "compare-ctcl": "accuracy-epsilon.png",
 }
 PAGE, IMAGES = ROOT / "docs" / "results" / "measured.md", ROOT / "docs" / "images"
-FRONT = ROOT / "README.md"
+FRONT, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
+CHATS = (
+    "compare-chats"  # the grid of the first section, whose tables stand on docs/results.md itself
+)
 MADE_BY = "make results"
 PLACES = {  # method -> marker of its part, and what its pictures' names begin with
     "pretext": ("results", ""),
@@ -103,6 +108,22 @@ def compared_block(name: str, images: Path | None = None) -> str:
     return "\n\n".join([told, link, *filter(None, deeper)])
 
 
+def chats_block() -> str:
+    """What the grid on chats came to, as far as its summaries are kept: what was expected of it and
+    whether it holds, then the figures, and what was not run."""
+    path = CONFIGS / f"{CHATS}.toml"
+    grid = load_grid(path)
+    cells = cells_of(grid, path, path / "no runs")
+    done = [one for one in map(look, cells) if one.summary is not None]
+    lines = lines_of(grid, done)
+    found = completed(differences(grid, lines), load_pairs(place(grid, path)))
+    told = f"Measured: {len(done)} of the {len(cells)} runs of [{CHATS}](../configs/{CHATS}.toml)."
+    expected = "\n".join(f"- {one.sentence()}" for one in expectations(grid, found))
+    parts = measured(grid, lines, found) if lines else not_run(grid, lines)
+    deeper = [part.replace("## ", "### ", 1) for part in parts]
+    return "\n\n".join([told, "### What was expected", expected, *filter(None, deeper)])
+
+
 def front_block(grid: GridConfig, outcomes: Sequence[Outcome]) -> str:
     """README.md's one table: the first method at the first epsilon."""
     method = grid.methods[0]
@@ -139,7 +160,7 @@ def fill(page: Path, marker: str, text: str) -> None:
 
 
 def main() -> None:
-    """Fill both pages."""
+    """Fill the pages."""
     grid, outcomes = here()
     for method in grid.methods:
         copy_pictures(method, outcomes)
@@ -150,6 +171,7 @@ def main() -> None:
         fill(FRONT, "result", front_block(grid, outcomes))
     for name in COMPARED:
         fill(PAGE, name, compared_block(name, IMAGES))
+    fill(RESULTS, CHATS, chats_block())
 
 
 if __name__ == "__main__":

@@ -216,7 +216,9 @@ def _check_start(config: CommonConfig) -> None:
     """A public stage has one length, in one place."""
     own = config.evaluation
     lengths = (own.public_steps > 0) + (own.public_epochs > 0)
-    if own.start == "base" or config.trains:
+    if own.start == "converged":
+        _check_converged(config)
+    elif own.start == "base" or config.trains:
         if lengths or own.public_batch_size:
             raise ValueError(
                 f"evaluation.public-steps = {own.public_steps}, public-epochs = "
@@ -236,13 +238,34 @@ def _check_start(config: CommonConfig) -> None:
         )
 
 
+def _check_converged(config: CommonConfig) -> None:
+    """The stage ends by public text of its own, in bounded time, and is the only one."""
+    own, also = config.evaluation, config.training.public_steps
+    if own.public_epochs or not own.public_steps:
+        raise ValueError(
+            f"evaluation.start = 'converged' with public-steps = {own.public_steps} and "
+            f"public-epochs = {own.public_epochs}: set public-steps to the most steps that it may "
+            "take, and public-epochs = 0"
+        )
+    if not config.data.public_validation:
+        raise ValueError(
+            "evaluation.start = 'converged' with data.public-validation = 0: there is no text "
+            "whose loss would end it; raise it"
+        )
+    if also:
+        raise ValueError(
+            f"evaluation.start = 'converged' with training.public-steps = {also}: the private "
+            "training starts from that model already; set training.public-steps = 0"
+        )
+
+
 def _check_kind(config: CommonConfig) -> None:
     """Keys that a task or a method has no use for."""
     own = config.evaluation
     classes = own.task == "classification"
     nodes = config.trains or config.own.evaluates_on_nodes
     for key, used, barred in (
-        ("start = 'public'", own.start == "public", classes),
+        (f"start = {own.start!r}", own.start != "base", classes),
         ("special-tokens = 'bos-eos'", own.special_tokens == "bos-eos", classes or nodes),
         (f"adapter-rank = {own.adapter_rank}", own.adapter_rank > 0, classes or nodes),
     ):
@@ -251,9 +274,9 @@ def _check_kind(config: CommonConfig) -> None:
                 f"evaluation.{key} is for next tokens on the server, without task = "
                 "'classification' and without training or evaluation on the nodes: leave it out"
             )
-    if own.adapter_rank and own.start == "public":
+    if own.adapter_rank and own.start != "base":
         raise ValueError(
-            f"evaluation.adapter-rank = {own.adapter_rank} with start = 'public': adapters "
+            f"evaluation.adapter-rank = {own.adapter_rank} with start = {own.start!r}: adapters "
             "are trained over models.downstream as it is; set start = 'base'"
         )
 

@@ -12,13 +12,21 @@ from privsyn_flower.config.section import Section
 class EvaluationConfig(Section):
     """`[evaluation]`: the benchmark (simulation only, with `benchmark = true`)."""
 
-    start: Literal["base", "public"] = Field(
-        "base", description="what fine-tunings start from: models.downstream as it is, or tuned "
-        "on the public pool before"
+    start: Literal["base", "public", "converged"] = Field(
+        "base", description="what fine-tunings start from: models.downstream as it is, tuned on "
+        "the public pool before, or tuned on it until the loss on public validation text stops "
+        "falling (a private training starts there, too)"
     )  # fmt: skip
-    public_steps: int = Field(0, ge=0, description="start = public: steps of that stage")
+    public_steps: int = Field(
+        0, ge=0, description="start = public: steps of that stage; converged: at most so many"
+    )
     public_epochs: int = Field(0, ge=0, description="start = public: or passes over the pool")
-    public_batch_size: int = Field(0, ge=0, description="start = public: 0: batch-size")
+    public_batch_size: int = Field(
+        0, ge=0, description="start = public or converged: 0: batch-size"
+    )
+    public_patience: int = Field(
+        200, ge=1, description="start = converged: steps without a lower loss that end it"
+    )
     sequence_length: int = Field(64, ge=8, description="tokens of a training sequence")
     special_tokens: Literal["tokenizer", "bos-eos"] = Field(
         "tokenizer", description="around a text: what the tokenizer puts there, or BOS and EOS"

@@ -97,7 +97,8 @@ class GridMethod(_Named, _Setting):
         default_factory=dict, description="axis -> the values that this method is run at"
     )
     at: list[Special] = Field(default_factory=list, description="settings at some points")
-    references: list[Literal["pretrained", "random_public", "private"]] = Field(
+    needs: Literal["", "gpu"] = Field("", description="what a machine has to have to run it")
+    references: list[Literal["pretrained", "start", "random_public", "private"]] = Field(
         default_factory=list, description="of its benchmark: rows of their own in the tables"
     )
     rows: dict[str, str] = Field(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.evaluation.metrics import IGNORED, SUMS, row_sums
+from privsyn_flower.evaluation.plateau import Plateau
 from privsyn_flower.evaluation.process_pool import FineTuning, sums_after
 from privsyn_flower.evaluation.rows import Rows, SpecialTokens, TokenRows, encoded, row_lengths
 from privsyn_flower.evaluation.tuning import Batch, Precision, Tuning, batches
@@ -104,12 +105,14 @@ class Downstream:
         *,
         work: Path | None = None,
         choice: Rows | None = None,
+        plateau: Plateau | None = None,
     ) -> float:
         """From the pretrained weights, train on `rows`; returns the mean training loss in nats.
 
         work: folder of this training's checkpoints, from which it goes on. choice: rows on which
-        the best epoch is the most accurate; the model of that epoch is kept. Raises ValueError
-        when there are no rows.
+        the best epoch is the most accurate; the model of that epoch is kept. plateau: it ends
+        instead when the loss on `choice` no longer falls, with the model of the lowest, and is done
+        in one process. Raises ValueError when there are no rows.
         """
         from privsyn_flower.evaluation.fitting import Watch, fit
 
@@ -123,15 +126,22 @@ class Downstream:
 
             with own_generator(tuning.seed):
                 self.model = get_peft_model(self.model, lora(*vars(self.adapter).values()))
-        if self.processes > 1:
+        if self.processes > 1 and plateau is None:
             from privsyn_flower.evaluation.process_pool import fine_tune_by
 
             own: dict[str, Any] = {"work": work, "choice": choice}
             given = self.processes, self.model, self.load_spec(), rows, tuning
             return fine_tune_by(*given, progress, stage, **own)
-        score = None if choice is None else lambda: self.accuracy(choice)
         task = _NextToken(rows, tuning, self._pad, self.device)
-        return fit(self.model, task, tuning, self.device, Watch(progress, stage, work, score))
+        watch = Watch(progress, stage, work, self._score(choice, plateau), plateau)
+        return fit(self.model, task, tuning, self.device, watch)
+
+    def _score(self, choice: Rows | None, plateau: Plateau | None) -> Callable[[], float] | None:
+        if choice is None:
+            return None
+        if plateau is not None:
+            return lambda: -self.loss(choice)
+        return lambda: self.accuracy(choice)
 
     def packed(self, rows: Rows) -> Rows:
         """What is learned from or tested on, as token ids alone: for digests and files."""

@@ -21,6 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from privsyn_flower.common.progress import Progress
 from privsyn_flower.common.randomness import untouched_randomness
+from privsyn_flower.evaluation.plateau import Plateau
 from privsyn_flower.evaluation.tuning import Tuning, learning_rate_factor
 from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.text.models.libraries import (
@@ -59,13 +60,15 @@ class Watch:
     """How a training is followed.
 
     work: a folder for checkpoints of this training alone, None: it cannot be resumed. score: of
-    the model as it is; with it the epoch of the highest score is kept, not the last.
+    the model as it is; with it the epoch of the highest score is kept, not the last. plateau:
+    the score is a loss below zero, looked at as often as this says, and ends the training.
     """
 
     progress: Progress
     stage: str
     work: Path | None = None
     score: Callable[[], float] | None = None
+    plateau: Plateau | None = None
 
 
 def fit(model: Any, task: Task, tuning: Tuning, device: str, watch: Watch) -> float:
@@ -83,7 +86,7 @@ def fit(model: Any, task: Task, tuning: Tuning, device: str, watch: Watch) -> fl
             put(model, trainer.best)
         model.eval().requires_grad_(False)
         trainer.accelerator.free_memory()
-        return float(trainer.total_loss / trainer.state.max_steps)
+        return float(trainer.total_loss / trainer.state.global_step)
 
 
 class _Fit(Trainer):  # type: ignore[misc]
@@ -118,6 +121,8 @@ class _Fit(Trainer):  # type: ignore[misc]
             note = json.loads((latest / COMPLETE).read_bytes())
             self.total_loss = note["told"]
             self.top = note["top"] if note["top"] is not None else self.top
+            if watch.plateau is not None:
+                watch.plateau.restore(note["losses"])
             if (latest / BEST).is_file():
                 self.best = load_file(latest / BEST)
 
@@ -171,18 +176,23 @@ class _Following(TrainerCallback):  # type: ignore[misc]
     """Progress, checkpoints by the clock, and the best epoch."""
 
     def __init__(self, trainer: _Fit, seed: int, watch: Watch, epoch_steps: int) -> None:
-        self.trainer, self.seed, self.watch, self.epoch_steps = trainer, seed, watch, epoch_steps
+        self.trainer, self.seed, self.watch = trainer, seed, watch
+        self.every = watch.plateau.every if watch.plateau else epoch_steps
         self.saved = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # Dropout of each process is its own. A checkpoint's state comes after this.
         torch.manual_seed(self.seed + args.process_index)
+        if self.watch.plateau is not None and not state.global_step:
+            self._judge(0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step, watch = state.global_step, self.watch
-        if watch.score is not None and step % self.epoch_steps == 0:
-            self._judge(watch.score())
-        if watch.work and step < state.max_steps:
+        if watch.score is not None and step % self.every == 0:
+            self._judge(step)
+            if watch.plateau is not None:
+                control.should_training_stop |= watch.plateau.reached(step)
+        if watch.work and step < state.max_steps and not control.should_training_stop:
             control.should_save = self._due()
         if args.process_index == 0:
             watch.progress(watch.stage, step, state.max_steps)
@@ -196,8 +206,11 @@ class _Following(TrainerCallback):  # type: ignore[misc]
         torch.distributed.broadcast(told, 0)
         return bool(told.item())
 
-    def _judge(self, score: float) -> None:
-        trainer = self.trainer
+    def _judge(self, step: int) -> None:
+        trainer, watch = self.trainer, self.watch
+        score = watch.score() if watch.score is not None else 0.0
+        if watch.plateau is not None:
+            watch.plateau.add(step, -score)
         if score > trainer.top:
             trainer.top, trainer.best = score, trained_weights(trainer.model)
 
@@ -209,7 +222,10 @@ class _Following(TrainerCallback):  # type: ignore[misc]
             if trainer.best is not None:
                 save_file(trainer.best, checkpoint / BEST)
             top = None if trainer.best is None else trainer.top
-            seal(checkpoint, json.dumps({"told": trainer.total_loss, "top": top}).encode())
+            note: dict[str, Any] = {"told": trainer.total_loss, "top": top}
+            if self.watch.plateau is not None:
+                note["losses"] = self.watch.plateau.losses
+            seal(checkpoint, json.dumps(note).encode())
         trainer.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
 

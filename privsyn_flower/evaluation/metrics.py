@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,15 +26,34 @@ def frechet_distance(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     first, second = _matrix("x", x), _matrix("y", y)
     if first.shape[1] != second.shape[1]:
         raise ValueError(f"x has dimension {first.shape[1]}, y has {second.shape[1]}")
-    gap = first.mean(axis=0) - second.mean(axis=0)
-    cov_x, cov_y = (np.atleast_2d(np.cov(rows, rowvar=False)) for rows in (first, second))
+    return frechet_to(moments(first))(moments(second))
+
+
+Moments = tuple[F64, F64]  # mean (d,) and covariance (d, d)
+
+
+def moments(rows: npt.ArrayLike, counts: npt.ArrayLike | None = None) -> Moments:
+    """Mean and sample covariance (n - 1) of rows (n, d), each counted so often (n,); None: once."""
+    values = np.asarray(rows, dtype=np.float64)
+    often = None if counts is None else np.asarray(counts)
+    cov = np.atleast_2d(np.cov(values, rowvar=False, fweights=often))
+    return np.average(values, axis=0, weights=often), cov
+
+
+def frechet_to(first: Moments) -> Callable[[Moments], float]:
+    """`frechet_distance` to the set of these moments, for those of others."""
+    mean, cov = first
     # tr((S_x S_y)^(1/2)) = tr((R S_y R)^(1/2)) with R = S_x^(1/2): symmetric, so the roots are
     # real and a rounding error below zero is just cut.
-    values, vectors = np.linalg.eigh(cov_x)
+    values, vectors = np.linalg.eigh(cov)
     root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
-    product = root @ cov_y @ root
-    cross = np.sqrt(np.maximum(np.linalg.eigvalsh((product + product.T) / 2), 0.0)).sum()
-    return float(gap @ gap + np.trace(cov_x) + np.trace(cov_y) - 2 * cross)
+
+    def distance(second: Moments) -> float:
+        gap, product = mean - second[0], root @ second[1] @ root
+        cross = np.sqrt(np.maximum(np.linalg.eigvalsh((product + product.T) / 2), 0.0)).sum()
+        return float(gap @ gap + np.trace(cov) + np.trace(second[1]) - 2 * cross)
+
+    return distance
 
 
 def frechet_by_size(

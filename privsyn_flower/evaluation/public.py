@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -34,16 +35,20 @@ from privsyn_flower.evaluation.downstream import (
     choose_learning_rate,
     trials,
 )
+from privsyn_flower.evaluation.plateau import Plateau
 from privsyn_flower.evaluation.process_pool import sums_after
 from privsyn_flower.evaluation.rows import Rows
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.text.fingerprints import folder_fingerprint
 
+logger = logging.getLogger("privsyn_flower")
+
 NO_REHEARSAL = (
     "evaluation.learning-rates = {0!r}: one is chosen on {1}public text, and there is none; name "
     "exactly one"
 )
+STAGE = "fine-tuning on public text"
 RATE_FILE = "learning_rate.json"  # beside a start: how its learning rate was chosen
 _MADE = 2  # raise it when a start is made in another way
 
@@ -52,7 +57,8 @@ def tuning_of(config: RunConfig, *, public: bool = False) -> Tuning:
     """What the configuration's fine-tunings share, without a rate.
 
     public: of the stage on public text before them: `training.public-steps` for a training,
-    `evaluation.public-steps` or -epochs for methods that write text.
+    `evaluation.public-steps` or -epochs for methods that write text, and for all methods
+    the most steps of `evaluation.start = "converged"`.
     """
     options = config.evaluation
     own = Tuning(
@@ -72,7 +78,11 @@ def tuning_of(config: RunConfig, *, public: bool = False) -> Tuning:
     )
     if not public:
         return own
-    if config.trains:
+    if options.start == "converged":
+        # No schedule goes down when nobody knows the end. The rate rises as in the later steps.
+        rise = min(1.0, options.warm_up * options.steps / max(1, options.public_steps))
+        own = replace(own, schedule="constant", warm_up=rise)
+    elif config.trains:
         return replace(own, steps=config.training.public_steps, epochs=0)
     return replace(
         own,
@@ -155,15 +165,22 @@ def public_start(
 ) -> Path:
     """The folder of `base` fine-tuned on the public pool, as `tuning_of(public=True)` says.
 
-    As the benchmark's model (a): same texts, order and choice of the rate. `base` itself for 0
-    steps. Found in the cache, or made there; other processes wait for it, and one that was killed
-    goes on from its last checkpoint. Raises ConfigError when there is no public text.
+    As the benchmark's model (a): same texts, order and choice of the rate; with
+    `evaluation.start = "converged"` as long as the loss on public validation text falls, at a rate
+    chosen for the later steps. `base` itself for 0 steps. Found in the cache, or made there; other
+    processes wait for it, and one that was killed goes on from its last checkpoint. Raises
+    ConfigError when there is no public text.
     """
     shared = tuning_of(config, public=True)
     if not shared.steps and not shared.epochs:
         return base
     options = config.evaluation
-    tuning = [vars(shared), options.learning_rates, options.special_tokens]
+    tuning: list[Any] = [vars(shared), options.learning_rates, options.special_tokens]
+    converges = options.start == "converged"
+    rehearsed = tuning_of(config) if converges else shared
+    if converges:
+        own = vars(rehearsed) if len(split_list(options.learning_rates)) > 1 else {}
+        tuning += [options.public_patience, own]
     # Not the folder's name, which is a digest of private text too.
     content = [_MADE, folder_fingerprint(base), tuning, *_public_digests(federation.folder)]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
@@ -172,27 +189,72 @@ def public_start(
         return target
     texts = federation.public()
     if not texts:
-        key = "training.public-steps" if config.trains else "evaluation.start"
+        by_steps = config.trains and not converges
+        key = "training.public-steps" if by_steps else "evaluation.start"
         raise ConfigError(
-            f"{key} = {config.training.public_steps if config.trains else options.start!r} and "
+            f"{key} = {config.training.public_steps if by_steps else options.start!r} and "
             "there is no public text (data.public-path): set it to "
-            + ("0" if config.trains else "'base'")
+            + ("0" if by_steps else "'base'")
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Work(target.with_name(f"{target.name}.work"))
 
     def fill(folder: Path) -> None:
         model = downstream_of(config, base)
-        rate, tried = rehearse(config, federation, model, progress, tuning=shared, work=work)
-        chosen, stage = replace(shared, learning_rate=rate), "fine-tuning on public text"
-        checkpoints = work.folder("training")
-        model.fine_tune(model.encode(texts), chosen, progress, stage, work=checkpoints)
+        rate, tried = rehearse(config, federation, model, progress, tuning=rehearsed, work=work)
+        chosen = replace(shared, learning_rate=rate)
+        told: dict[str, Any] = {"rate": rate, "tried": tried}
+        if converges:
+            told |= _converge(config, federation, model, chosen, progress, work)
+        else:
+            given = model.encode(texts), chosen, progress, STAGE
+            model.fine_tune(*given, work=work.folder("training"))
         save_model(model.model, base, folder)
-        (folder / RATE_FILE).write_text(json.dumps({"rate": rate, "tried": tried}), "utf-8")
+        (folder / RATE_FILE).write_text(json.dumps(told), "utf-8")
 
     build_folder(target, fill)
     work.end()
     return target
+
+
+def _converge(
+    config: RunConfig,
+    federation: Federation,
+    model: Downstream,
+    tuning: Tuning,
+    progress: Progress,
+    work: Work,
+) -> dict[str, Any]:
+    """Fine-tune `model` on public text until its loss on public validation text stops falling.
+
+    Returns the figures of `start_figures`. Raises ConfigError without such text.
+    """
+    options, validation = config.evaluation, model.encode(federation.public_validation())
+    if not validation:
+        raise ConfigError(
+            "evaluation.start = 'converged': no public validation text has a token to predict; "
+            "raise data.public-validation"
+        )
+    plateau = Plateau.of(options.public_patience)
+    given = model.encode(federation.public()), tuning, progress, STAGE
+    checkpoints = work.folder("training")
+    model.fine_tune(*given, work=checkpoints, choice=validation, plateau=plateau)
+    last = max(plateau.losses)
+    found = plateau.figures(last if plateau.reached(last) else tuning.steps)
+    if not found["converged"]:
+        logger.warning(
+            "the loss on public validation text was still falling after evaluation.public-steps = "
+            "%d: the start is not converged; raise it",
+            options.public_steps,
+        )
+    return found
+
+
+def start_figures(folder: Path) -> dict[str, Any]:
+    """How a start in the cache was made: its rate, the rates tried, and for a converged one the
+    steps and losses of `Plateau.figures`."""
+    found: dict[str, Any] = json.loads((folder / RATE_FILE).read_text("utf-8"))
+    return found
 
 
 @functools.lru_cache(maxsize=8)  # a prepared folder never changes

@@ -18,6 +18,7 @@ DROWNED, BELOW, ABOVE = "drowned", "below the noise", "above the noise"
 RESULTS = ("synthetic", "trained")
 WORDS = {
     "pretrained": "the model before",
+    "start": "the start, trained on public text",
     "random_public": "random public text",
     "noise_votes": "noise in the votes' place",
     "noise_scores": "noise in the scores' place",

@@ -301,6 +301,24 @@ def test_keys_of_ones_own_stay_without_a_benchmark(tmp_path: Path) -> None:
             {"special-tokens": "bos-eos", "method": "popri", "popri.select": "federated"},
             r"special-tokens = 'bos-eos' is for next tokens on the server",
         ),
+        ({"start": "converged"}, "set public-steps to the most steps"),
+        (
+            {"start": "converged", "public-steps": 5, "data.public-validation": 0},
+            r"with data\.public-validation = 0",
+        ),
+        (
+            {
+                "start": "converged",
+                "public-steps": 5,
+                "method": "dp-fedavg",
+                "training.public-steps": 3,
+            },
+            r"set training\.public-steps = 0",
+        ),
+        (
+            {"adapter-rank": 4, "start": "converged", "public-steps": 5},
+            r"adapter-rank = 4 with start = 'converged'",
+        ),
         ({"start": "public", "method": "dp-fedavg"}, r"training\.public-steps = 0"),
         (
             {

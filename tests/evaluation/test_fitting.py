@@ -14,6 +14,7 @@ import torch
 from privsyn_flower.evaluation import fitting
 from privsyn_flower.evaluation.classification import Classifier
 from privsyn_flower.evaluation.downstream import Adapter, Downstream
+from privsyn_flower.evaluation.plateau import Plateau
 from privsyn_flower.evaluation.tuning import Tuning, batches
 from privsyn_flower.evaluation.work import Work, rows_digest
 from privsyn_flower.text.models.batches import causal_loss, pad_rows
@@ -314,3 +315,40 @@ def test_two_processes_are_one(
     agree(weights(shared), weights(alone), rtol=1e-5, atol=3e-5)
     assert told == list(range(1, 9))
     assert (tmp_path / "w" / "rows.npz").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_training_ends_when_the_loss_on_other_text_no_longer_falls(
+    model: Downstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the weights of the lowest loss, resumed or not."""
+    monkeypatch.setattr(fitting, "SAVE_SECONDS", 0.0)
+    rows, choice = model.encode(texts()), model.encode(texts(9, 4))
+    tuning, seen = Tuning(40, 6, 12, 3e-3, schedule="constant"), []
+
+    def losses() -> Any:
+        found = iter([5.0, 4.0, 3.0, 3.5, 3.0, 2.0])
+
+        def loss(_: Any) -> float:
+            seen.append(weights(model))
+            return next(found)
+
+        return loss
+
+    plateau = Plateau(every=2, patience=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "loss", losses())
+        model.fine_tune(rows, tuning, choice=choice, plateau=plateau)
+    assert plateau.losses == {0: 5.0, 2: 4.0, 4: 3.0, 6: 3.5, 8: 3.0}
+    agree(weights(model), seen[2])
+    resumed = Plateau(every=2, patience=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "loss", losses())
+        with pytest.raises(Killed):
+            model.fine_tune(
+                rows, tuning, kill_at(6), work=tmp_path, choice=choice, plateau=Plateau(2, 4)
+            )
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "loss", lambda _, given=iter([3.5, 3.0]): next(given))
+        model.fine_tune(rows, tuning, work=tmp_path, choice=choice, plateau=resumed)
+    assert resumed == plateau
+    agree(weights(model), seen[2])

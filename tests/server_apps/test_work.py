@@ -131,6 +131,14 @@ def test_fine_tunings_take_the_steps_of_their_texts() -> None:
     start, others = fine_tunings(config, [70])
     assert start.items == 2 * 640
     assert others.times == 2, "the model of public text is measured as it is"
+    config = configured(
+        **base, evaluation__start="converged", evaluation__public_steps=900,
+        data__public_validation=30,
+    )  # fmt: skip
+    start, looks, others = fine_tunings(config, [70])
+    assert start.items == 900 * 32 and "at most" in start.what
+    assert (looks.kind, looks.items, looks.times) == ("scoring", 30, 1 + 900 // 50)
+    assert others.times == 3, "(a) goes on from the start as the others do"
 
 
 def test_models_to_make_are_shipped_tuned_or_trained() -> None:

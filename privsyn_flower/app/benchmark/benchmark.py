@@ -65,10 +65,11 @@ def run_benchmark(
         "held_out": config.evaluation.on,
     }
     with steps.task("distances to held-out text"):
-        found, candidates = feedback(held_out)
+        found, candidates = feedback(held_out.rows)
         summary |= found
         groups = {"seeds": seeds, "synthetic": synthetic} if seeds else {"synthetic": synthetic}
-        summary["frechet"] = distances(groups, pool, private, held_out, config)
+        given = groups, pool, private, held_out, config
+        summary["frechet"], summary["closeness"] = distances(*given)
     references = {
         "private": _all(federation.shard(0, 1)),
         "held_out": _all(federation.held_out(config.evaluation.on)),
@@ -79,11 +80,11 @@ def run_benchmark(
     measure = classification if config.evaluation.task == "classification" else next_token
     summary |= {"task": config.evaluation.task}
     work = work or Work()
-    given = config, federation, downstream, synthetic, progress, steps
-    summary |= measure(*given, work=work, keep=keep)
+    told = config, federation, downstream, synthetic, progress, steps
+    summary |= measure(*told, work=work, keep=keep)
     work.end()
     steps.end()
-    return Benchmark(summary, held_out, candidates)
+    return Benchmark(summary, held_out.rows, candidates)
 
 
 def training_benchmark(

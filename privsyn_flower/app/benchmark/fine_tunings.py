@@ -34,6 +34,7 @@ from privsyn_flower.evaluation.public import (
     public_start,
     rehearse,
     rehearse_classes,
+    start_figures,
     tuning_of,
 )
 from privsyn_flower.evaluation.rows import Rows
@@ -62,15 +63,17 @@ def next_token(
 
     models: others to measure as they are; a name among them is not fine-tuned. start: of the
     fine-tunings; None: `evaluation.start`.
-    Returns accuracy, loss (nats) with intervals [value, low, high], their paired differences, and
-    the learning rate with how it was chosen.
+    Returns accuracy, loss (nats) with intervals [value, low, high], their paired differences, the
+    learning rate with how it was chosen, and how a converged start was made.
     """
     options, steps = config.evaluation, steps or steps_of(config, progress, [])
     measured = {"pretrained": downstream, **(models or {})}
     public = federation.public() if options.compares(RANDOM_PUBLIC) else ()
-    if options.start == "public":
+    if options.start != "base":
         start = start or public_start(config, federation, base_folder(str(downstream)), progress)
-        if public:  # (a) is where the others begin
+        if options.start == "converged":  # (a) goes on from there as the others do
+            measured["start"] = start
+        elif public:  # (a) is where the others begin
             measured.setdefault("random_public", start)
     else:
         start = None
@@ -115,6 +118,8 @@ def next_token(
         "learning_rate": rate,
         "learning_rate_trials": tried,
     }
+    if start is not None and options.start == "converged":
+        result["start"] = start_figures(start)
     unknown = model.unknown_rate([row for rows in held_out.values() for row in rows])
     if unknown is not None:
         result["unknown_rate"] = round(unknown, 5)

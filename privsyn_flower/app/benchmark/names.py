@@ -17,6 +17,7 @@ CHOSEN = {
 }
 METHODS = {
     "pretrained": "the downstream model as it is",
+    "start": "the start of all fine-tunings: trained on public text to convergence",
     "majority": "always the private texts' most frequent class",
     "random_public": "(a) fine-tuned on random public text",
     "unaligned": "(a1) on the generator's text before alignment",
@@ -36,6 +37,9 @@ METHODS = {
     "private": "(c) on the private text, without privacy",
 }
 PAIRS = (
+    ("synthetic", "start"),
+    ("trained", "start"),
+    ("random_public", "start"),
     ("synthetic", "random_public"),
     ("synthetic", "unaligned"),
     ("synthetic", "noise_votes"),

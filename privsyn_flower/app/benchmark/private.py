@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import EmbeddingCache, Federation
 from privsyn_flower.data.caches import classes_of
+from privsyn_flower.evaluation.closeness import NEIGHBOURS, HeldOut, closeness
 from privsyn_flower.evaluation.duplicates import near_duplicates
 from privsyn_flower.evaluation.metrics import frechet_by_size, frechet_distance
 from privsyn_flower.protocol.question import Query
@@ -47,12 +49,13 @@ class Private:
         self.rows: F32 = np.concatenate(rows)
         self.owners, self.classes = np.concatenate(owners), np.concatenate(classes)
 
-    def held_out(self) -> F32:
-        """(n, d) embeddings of the held-out users' texts."""
+    def held_out(self) -> HeldOut:
+        """Embeddings of the held-out users' texts."""
         folder = cache_folder(self.config) / "benchmark"
         users = self.federation.held_out(self.config.evaluation.on)
         cache = EmbeddingCache(folder, self.embedder.fingerprint)
-        return cache.get(users, self.embedder.embed)[0]
+        rows, owners = cache.get(users, self.embedder.embed)
+        return HeldOut(rows, owners.astype(np.intp))
 
     def votes(self, candidates: F32) -> F64:
         """The users' true, clipped votes for candidates (m, d): (m,), without noise."""
@@ -148,11 +151,12 @@ def distances(
     groups: Mapping[str, Sets],
     pool: Sequence[str],
     private: Private,
-    held_out: F32,
+    held_out: HeldOut,
     config: RunConfig,
-) -> dict[str, dict[str, float]]:
-    """Frechet distances to held-out text, each group at equal numbers of texts; `private` is
-    the floor: private users' text at the same number."""
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, list[float]]]]:
+    """Frechet distances to held-out text, each group at equal numbers of texts, and of what is no
+    control all figures of `evaluation.closeness` with their intervals; `private` is the floor:
+    private users' text at the same number."""
     rng = seeded(config.seed, "frechet")
 
     def rows(source: Sequence[str]) -> F32:
@@ -164,17 +168,30 @@ def distances(
     count = len(others["random_public"]) if others else min(len(private.rows), FRECHET_TEXTS)
     own = rng.choice(len(private.rows), count, replace=len(private.rows) < count)
     others["private"] = private.rows[own]
+    frechet, close = dict[str, dict[str, float]](), dict[str, dict[str, list[float]]]()
+    for group, members in groups.items():
+        embedded = {name: rows(source) for name, source in members.items() if len(source) > 1}
+        sets = embedded | others
+        found = frechet_by_size(sets, held_out.rows, rng)
+        frechet[group] = {name: round(value, 5) for name, value in found.items()}
+        if group in embedded:
+            close |= _close({name: sets[name] for name in (group, *others)}, held_out, config.seed)
+    return frechet, close
+
+
+def _close(sets: Mapping[str, F32], held_out: HeldOut, seed: int) -> dict[str, Any]:
+    """Each set at the size of the smallest; nothing where that is too small."""
+    size, rng = min(map(len, sets.values())), seeded(seed, "closeness")
+    if min(size, len(held_out.rows)) <= NEIGHBOURS:
+        return {}
     return {
-        group: {
-            name: round(value, 5)
-            for name, value in frechet_by_size(
-                {name: rows(source) for name, source in members.items() if len(source) > 1}
-                | others,
-                held_out,
-                rng,
+        name: {
+            figure: interval.as_list()
+            for figure, interval in closeness(
+                rows[rng.choice(len(rows), size, replace=False)], held_out, rng
             ).items()
         }
-        for group, members in groups.items()
+        for name, rows in sets.items()
     }
 
 

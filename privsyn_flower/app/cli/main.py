@@ -276,6 +276,9 @@ def compare(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, for every run")
     ] = None,
+    only: Annotated[
+        str, typer.Option(help="Run these methods alone, by name and with commas between them.")
+    ] = "",
     jobs: Annotated[int, typer.Option(help="Runs at once.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; run none.")] = False,
     table_only: Annotated[
@@ -287,9 +290,14 @@ def compare(
     The last line on stdout is the folder with table.md, CSV and pictures. Ends with 1 when a run
     failed or cannot be run; the others go on.
     """
-    from privsyn_flower.app.cli.compare.command import compare_command, failures, listed
+    from privsyn_flower.app.cli.compare.command import (
+        compare_command,
+        failures,
+        left_out,
+        listed,
+    )
     from privsyn_flower.app.report.summaries import ReportError
-    from privsyn_flower.config import ConfigError, parse_override
+    from privsyn_flower.config import ConfigError, parse_override, split_list
 
     with failing(
         ConfigError,
@@ -303,8 +311,16 @@ def compare(
             typer.echo("\n".join(lines))
             raise typer.Exit(0 if fine else 1)
         folder, outcomes = compare_command(
-            grid, out=out, configs=config or [], given=given, jobs=jobs, run=not table_only
+            grid,
+            out=out,
+            configs=config or [],
+            given=given,
+            jobs=jobs,
+            run=not table_only,
+            only=split_list(only),
         )
+    for line in left_out(outcomes):
+        typer.secho(line, err=True)
     for line in (missing := failures(outcomes)):
         typer.secho(f"missing: {line}" if table_only else f"failed: {line}", err=True)
     print(folder)

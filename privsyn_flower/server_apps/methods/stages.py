@@ -11,6 +11,7 @@ from typing import Literal
 
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, cache_folder, split_list
+from privsyn_flower.evaluation.plateau import Plateau
 from privsyn_flower.text.models.packaged import PackagedModel, imported, packaged
 from privsyn_flower.text.tiny.assets import (
     RECIPES,
@@ -146,7 +147,7 @@ def fine_tuning(
     text before the others (`evaluation.public.tuning_of`)."""
     options, training = config.evaluation, config.training
     steps, epochs, batch = options.steps, options.epochs, options.batch_size
-    if public and config.trains:
+    if public and config.trains and options.start != "converged":
         steps, epochs = training.public_steps, 0
     elif public:
         steps, epochs = options.public_steps, options.public_epochs
@@ -166,10 +167,22 @@ def trials(config: RunConfig) -> int:
 
 def start_tuning(config: RunConfig, stage: str) -> list[Task]:
     """The model tuned on the public pool, where the others begin, and the trials of its rate."""
-    what = "the start on public text, unless it is in the cache"
-    often = 1 + trials(config)
-    found = fine_tuning(config, stage, what, config.data.public_pool, often, public=True)
-    return [found] if found.items else []
+    what, pool = "the start on public text, unless it is in the cache", config.data.public_pool
+    if config.evaluation.start != "converged":
+        often = 1 + trials(config)
+        found = fine_tuning(config, stage, what, pool, often, public=True)
+        return [found] if found.items else []
+    own, looks = config.evaluation, Plateau.of(config.evaluation.public_patience)
+    tokens = tokens_of(config.data.sample_words, own.sequence_length)
+    tasks = [
+        fine_tuning(config, stage, f"{what}, at most", pool, 1, public=True),
+        Task(
+            stage, "its loss on public validation text", "scoring", "downstream",
+            config.data.public_validation, tokens, 1 + own.public_steps // looks.every,
+        ),
+        fine_tuning(config, stage, "the trials of its rate", pool, trials(config)),
+    ]  # fmt: skip
+    return [task for task in tasks if task.items and task.times]
 
 
 def fine_tunings(config: RunConfig, written: Sequence[int]) -> list[Task]:

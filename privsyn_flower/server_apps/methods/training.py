@@ -179,6 +179,12 @@ class Training(Updating, Recipe[TrainingStrategy]):
         """The base of the private training: nodes have it, and only what is trained travels."""
         federation = self.models.public.federation
         if federation is None:
+            if self.config.evaluation.start == "converged":
+                raise ConfigError(
+                    "evaluation.start = 'converged': in deployment nodes have their own copy of "
+                    "models.downstream, so tune it before, give every node the tuned folder, and "
+                    "set it to 'base'"
+                )
             if self.config.training.public_steps:
                 raise ConfigError(
                     f"training.public-steps = {self.config.training.public_steps}: in deployment "
@@ -291,7 +297,8 @@ class Training(Updating, Recipe[TrainingStrategy]):
 
     def benchmark(self, strategy: TrainingStrategy) -> dict[str, Any]:
         models, compares = dict[str, Path](), self.config.evaluation.compares
-        if compares(RANDOM_PUBLIC) and self.start != self.downstream:
+        goes_on = self.config.evaluation.start == "converged"  # (a) does, as others' models
+        if compares(RANDOM_PUBLIC) and self.start != self.downstream and not goes_on:
             models["random_public"] = self.start
         made = ["noise_updates"] if compares(NOISE) else []
         anew = planned(self.config, self.start)

@@ -216,7 +216,13 @@ def test_distances_compare_equal_numbers(setting):
     found = distances(groups, setting.federation.public(), private, held_out, setting.config)
     again = distances(groups, setting.federation.public(), private, held_out, setting.config)
     assert found == again
-    assert found["seeds"]["private"] < found["seeds"]["random_public"]
+    frechet, close = found
+    assert frechet["seeds"]["private"] < frechet["seeds"]["random_public"]
+    assert close.keys() == {"seeds", "synthetic", "random_public", "private"}
+    for figure, better in (("frechet", min), ("mauve", max), ("precision", max), ("recall", max)):
+        value, low, high = close["private"][figure]
+        assert low <= value <= high
+        assert value == better(value, close["random_public"][figure][0]), figure
 
 
 def test_learning_rate_is_rehearsed_on_public_text_only(setting, monkeypatch):
@@ -336,7 +342,7 @@ class Responses(Record):
 @pytest.mark.parametrize("projected", [False, True])
 def test_recovery_is_of_unnoised_scores(setting, projected):
     private = private_of(setting)
-    held_out = private.held_out()
+    held_out = private.held_out().rows
     projection = (
         np.linalg.qr(np.random.default_rng(0).normal(size=(64, 40)))[0] if projected else None
     )
@@ -477,13 +483,14 @@ def test_a_rate_is_not_chosen_without_public_text(setting, labelled, monkeypatch
 
 def test_distances_without_public_text(setting):
     private = private_of(setting)
-    found = distances(
+    found, close = distances(
         {"synthetic": {"synthetic": setting.federation.public()[:20]}},
         [],
         private,
         private.held_out(),
         setting.config,
     )
+    assert set(close) == {"synthetic", "private"}
     assert set(found["synthetic"]) == {"synthetic", "private"}
     assert found["synthetic"]["private"] < found["synthetic"]["synthetic"]
 
@@ -533,6 +540,41 @@ def test_fine_tunings_start_from_the_model_of_public_text(setting):
     assert found["loss"]["synthetic"] == pytest.approx(sums[0] / sums[2], rel=1e-6)
     assert found["steps_per_fine_tuning"] == {"synthetic": 16, "private": 20}
     assert "tokens_per_fine_tuning" not in found
+
+
+def test_fine_tunings_start_from_the_model_that_public_text_has_no_more_to_teach(setting, caplog):
+    """A training on the nodes starts there, too, and (a) goes on with as many steps as the rest."""
+    config = changed(
+        setting.config, start="converged", public_steps=60, public_patience=8, learning_rates="3e-3"
+    )
+    sets = {"synthetic": texts_of(setting)["synthetic"]["synthetic"]}
+    found = next_token(config, setting.federation, setting.downstream, sets)
+    assert list(found["methods"]) == [
+        "pretrained", "start", "random_public", "synthetic", "private",
+    ]  # fmt: skip
+    assert set(found["steps_per_fine_tuning"].values()) == {8}
+    assert {"synthetic-start", "random_public-start"} <= set(found["loss_difference"])
+    start = public_start(config, setting.federation, setting.downstream)
+    made = found["start"]
+    validation = setting.federation.public_validation()
+    for folder, key in ((start, "public_validation_loss"), (setting.downstream, "loss_before")):
+        model = Downstream(folder, length=48)
+        assert model.loss(model.encode(validation)) == pytest.approx(made[key], abs=2e-5)
+    assert made["public_validation_loss"] < made["loss_before"]
+    assert made["kept_step"] % 2 == 0 and made["rate"] == 3e-3
+    assert made["converged"] == (made["steps"] - made["kept_step"] >= 8)
+    training = RunConfig.from_flat({**config.flat(), "method": "dp-fedavg"})
+    assert public_start(training, setting.federation, setting.downstream) == start
+
+    short = changed(config, public_steps=3)
+    made = next_token(short, setting.federation, setting.downstream, sets)["start"]
+    assert made["steps"] == 3 and not made["converged"]
+    assert "public-steps = 3: the start is not converged" in caplog.text
+    none = config.model_copy(update={"cache": f"{config.cache}-2"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "public_validation", lambda self: [])
+        with pytest.raises(ConfigError, match=r"raise data\.public-validation"):
+            public_start(none, setting.federation, setting.downstream)
 
 
 def test_the_epoch_that_development_users_choose_is_said(setting, monkeypatch):

@@ -78,13 +78,15 @@ class Cell:
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """What is there of a cell. summary: None for none, and `reason` says why. folder: of the run
-    itself; None where only its summary was kept. blocked: it cannot be run either."""
+    itself; None where only its summary was kept. blocked: it cannot be run either. left_out: it
+    was not asked for, or needs what this machine lacks."""
 
     cell: Cell
     summary: Summary | None
     reason: str = ""
     folder: Path | None = None
     blocked: bool = False
+    left_out: bool = False
 
     @property
     def benchmark(self) -> Mapping[str, Any]:

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from privsyn_flower.app.cli.compare.cells import Cell, Outcome, begin, cells_of, keep, look, price
@@ -135,7 +136,8 @@ def _waited(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
     return process.wait()
 
 
-TABLE = "table.md"
+TABLE, NOT_RUN = "table.md", "not run"
+NEEDS_GPU = "it needs a GPU, and there is none here"
 
 
 def compare_command(
@@ -146,11 +148,13 @@ def compare_command(
     given: Mapping[str, Scalar] | None = None,
     jobs: int = 1,
     run: bool = True,
+    only: Collection[str] = (),
     program: Sequence[str] = (),
 ) -> tuple[Path, list[Outcome]]:
     """The folder with the tables, and what there is of every cell.
 
-    run: False makes the tables of what is there. program: stands for `privsyn` in tests. Raises
+    run: False makes the tables of what is there. only: names of the methods to run, where it is not
+    all; the tables are of all. program: stands for `privsyn` in tests. Raises
     ConfigError for a wrong grid file; KeyboardInterrupt when it was interrupted, after its runs
     were ended and the tables of what is there were written.
     """
@@ -158,6 +162,8 @@ def compare_command(
         raise ConfigError(f"--jobs {jobs}: at least 1 run at once")
     grid, folder = load_grid(path, configs), out or Path("results") / path.stem
     cells = cells_of(grid, path, folder, given)
+    if unknown := set(only) - (names := {method.name for method in grid.methods}):
+        raise ConfigError(f"--only {sorted(unknown)[0]}: {path} has {', '.join(sorted(names))}")
     # Its runs show private text (`benchmark`): the owner alone may look.
     private_folder(folder)
     with locked(folder / ".lock"):
@@ -165,7 +171,7 @@ def compare_command(
         outcomes = [look(cell) for cell in cells]
         try:
             if run:
-                outcomes = _run(outcomes, folder, jobs, program)
+                outcomes = _run([_chosen(one, only) for one in outcomes], folder, jobs, program)
         except KeyboardInterrupt:
             write(grid, [look(cell) for cell in cells], folder, stored=stored)
             raise
@@ -175,9 +181,24 @@ def compare_command(
     return folder, outcomes
 
 
+def _chosen(one: Outcome, only: Collection[str]) -> Outcome:
+    """Whether a cell that is not there is to be run, and can be on this machine."""
+    from privsyn_flower.text.models.devices import resolve_device
+
+    if one.summary is not None or one.blocked:
+        return one
+    if only and one.cell.method.name not in only:
+        return replace(one, left_out=True)
+    if one.cell.method.needs == "gpu" and resolve_device() == "cpu":
+        return replace(one, reason=one.reason or NEEDS_GPU, left_out=True)
+    return one
+
+
 def _run(outcomes: list[Outcome], folder: Path, jobs: int, program: Sequence[str]) -> list[Outcome]:
     """Run what is missing; the outcomes with those of the runs in their places."""
-    due = [one.cell for one in outcomes if one.summary is None and not one.blocked]
+    due = [
+        one.cell for one in outcomes if one.summary is None and not (one.blocked or one.left_out)
+    ]
     if not due:
         return outcomes
     with stoppable():
@@ -235,5 +256,19 @@ def listed(
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:
-    """A line for every cell without a result."""
-    return [f"{o.cell.says}: {o.reason or 'not run'}" for o in outcomes if o.summary is None]
+    """A line for every cell without a result that was to be run."""
+    due = [one for one in outcomes if one.summary is None and not one.left_out]
+    return [f"{one.cell.says}: {one.reason or NOT_RUN}" for one in due]
+
+
+def left_out(outcomes: Sequence[Outcome]) -> list[str]:
+    """A line for every method of which runs were left out, with their number and the reason."""
+    found: dict[tuple[str, str], int] = {}
+    for one in outcomes:
+        if one.left_out:
+            key = one.cell.method.title, one.reason
+            found[key] = found.get(key, 0) + 1
+    return [
+        f"{title}: {count} not run" + (f" ({reason})" if reason else "")
+        for (title, reason), count in found.items()
+    ]

@@ -15,6 +15,11 @@ from privsyn_flower.app.cli.compare.tables import in_cell, point_label
 from privsyn_flower.app.report.summaries import Summary
 from privsyn_flower.config.grid import GridMethod
 
+CLOSE = {
+    "mauve": "MAUVE against held-out text",
+    "precision": "share of texts like somebody's held-out one (precision)",
+    "recall": "share of held-out texts like one of them (recall)",
+}
 NONE = "–"  # in the cell of a control that a point's runs did not have
 Runs = Mapping[str, Sequence[Summary]]  # point -> the runs of all seeds
 
@@ -134,6 +139,20 @@ def text_table(method: GridMethod, by_point: Runs) -> list[str]:
     for group, key in distances:
         name = method.rows.get(key, key).replace("**", "")
         row(f"Frechet distance to held-out text ({group}): {name}", 4, "frechet", group, key)
+    close = dict.fromkeys(
+        (name, figure)
+        for runs in by_point.values()
+        for found in _each(runs, "closeness")
+        for name, figures in found.items()
+        for figure in figures
+        if figure != "frechet"  # told already, of the controls as well
+    )
+    for name, figure in close:
+        values = [
+            [one[0] for one in _each(r, "closeness", name, figure)] for r in by_point.values()
+        ]
+        cells = "".join(f" {spread(own, 4)} |" for own in values)
+        lines.append(f"| {in_cell(CLOSE[figure])}: {in_cell(name.replace('_', ' '))} |{cells}")
     return lines if len(lines) > 2 else []
 
 

@@ -40,6 +40,12 @@ AVERAGED = (
     "`users~`: held-out users' own figures were not at hand; the bounds are means of the seeds' "
     "bounds, no narrower than the interval of the mean."
 )
+CLOSENESS = ("frechet", "mauve", "precision", "recall")
+CLOSE = (
+    "By embeddings: a smaller distance is closer, the others are greater. Precision: texts like "
+    "somebody's held-out one; recall: held-out texts like one of these. Means over seeds, with "
+    "95 % intervals over held-out users (bootstrap). They depend on how many texts there are."
+)
 MEANING = (
     "delta", "accountant", "adjacency", "trust", "rounds / of one user",
     "down, user and round", "up, user and round", "client CPU, user and round",
@@ -102,11 +108,46 @@ def measured(
         groups = by_trust(lines)
         for trust in sorted(groups, key=_rank):
             parts += [f"**{trust}**", "\n".join(_figures(grid, groups[trust], measure, estimates))]
+        if measure == measures[0]:
+            parts += not_run(grid, lines)
+    parts += _closeness(lines)
     if differences:
         against = escaped(differences[0].against.title)
         parts += [f"## minus {against}", _paired(), "\n".join(_gains(differences))]
         parts += ["\n".join(f"- {escaped(line)}" for line in crossings(grid, differences))]
     return parts
+
+
+def not_run(grid: GridConfig, lines: Sequence[Line]) -> list[str]:
+    """The methods and points of a grid without a finished run, and what they need."""
+    there = {(line.method.name, *line.point.items()) for line in lines if not line.reference}
+    body = []
+    for method in grid.methods:
+        points = [p for p in grid.points(method) if (method.name, *p.items()) not in there]
+        if points:
+            where = "; ".join(filter(None, map(point_label, points)))
+            needs = "needs a GPU" if method.needs == "gpu" else ""
+            body.append([escaped(method.title), "not run", escaped(where), needs])
+    return ["\n".join(_table(["**not run**", "", "at", ""], body))] if body else []
+
+
+def _closeness(lines: Sequence[Line]) -> list[str]:
+    """How close methods' texts come to held-out users' texts, by embeddings."""
+    body = []
+    for line in lines:
+        own = [run.benchmark.get("closeness", {}).get(line.name(run), {}) for run in line.runs]
+        if all(own):
+            means = [[statistics.mean(v) for v in zip(*(o[f] for o in own), strict=True)]
+                     for f in CLOSENESS]  # fmt: skip
+            title = escaped(", ".join([line.title, *map(" ".join, line.point.items())]))
+            cells = [
+                f"{value:.3f}<br>users~ {_between((low, high), 3)}" for value, low, high in means
+            ]
+            body.append([title, *cells])
+    if not body:
+        return []
+    head = ["", "Frechet distance", "MAUVE", "precision", "recall"]
+    return ["## closeness to held-out text", CLOSE, "\n".join(_table(head, body))]
 
 
 def _rank(trust: str) -> tuple[int, str]:

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.compare.cells import CELL_CONFIG, NOTE, cells_of, look
-from privsyn_flower.app.cli.compare.command import compare_command, failures
+from privsyn_flower.app.cli.compare.command import compare_command, failures, left_out
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.config import ConfigError
 from privsyn_flower.config.grid import load_grid
@@ -97,6 +97,33 @@ def test_a_failure_stops_no_other_and_is_resumed(
     _, outcomes = compare_command(grid, out=tmp_path, program=stand_in)
     assert failures(outcomes) == []
     assert [line.split()[0] for line in calls()[9:]] == ["resume"] * 5
+
+
+def test_methods_that_need_a_gpu_or_were_not_asked_for_are_left_out_and_named(
+    grid: Path,
+    tmp_path: Path,
+    stand_in: Sequence[str],
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices = "privsyn_flower.text.models.devices.resolve_device"
+    monkeypatch.setattr(devices, lambda: "cpu")
+    grid.write_text(
+        grid.read_text().replace('name = "dp-fedavg"', 'name = "dp-fedavg"\nneeds = "gpu"')
+    )
+    folder, outcomes = compare_command(grid, out=tmp_path / "out", program=stand_in)
+    assert len(calls()) == 5 and failures(outcomes) == []
+    assert left_out(outcomes) == ["dp-fedavg: 4 not run (it needs a GPU, and there is none here)"]
+    page = (folder / "table.md").read_text()
+    assert "| dp-fedavg | not run | eps 2; eps 1000 | needs a GPU |" in page
+    assert "- dp-fedavg, epsilon 2, seed 0: it needs a GPU" in page
+    monkeypatch.setattr(devices, lambda: "cuda")
+    with pytest.raises(ConfigError, match=r"--only popri: .*has dp-fedavg, dp-ftrl, pretext"):
+        compare_command(grid, out=tmp_path / "out", program=stand_in, only=["popri"])
+    (tmp_path / "out2").mkdir()
+    _, outcomes = compare_command(grid, out=tmp_path / "out2", program=stand_in, only=["dp-fedavg"])
+    assert len(calls()) == 9 and all("dp-fedavg" in line for line in calls()[5:])
+    assert left_out(outcomes) == ["PrE-Text: 4 not run", "dp-ftrl: 1 not run"]
 
 
 def test_what_cannot_be_run_is_told_beforehand(

@@ -1,0 +1,146 @@
+"""What the papers lead one to expect of a grid, and whether its runs bear it out.
+
+Every answer comes from paired differences and their 95 % intervals (`estimates.Difference.reach`,
+over users and over seeds); nothing is said that no run has shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from privsyn_flower.app.cli.compare.estimates import Bounds, Difference, numeric
+from privsyn_flower.app.cli.compare.tables import escaped, point_label
+from privsyn_flower.config.grid import GridConfig, Point
+
+Verdict = Literal["confirmed", "not confirmed", "not decided", "not run"]
+AXIS = "epsilon"
+POPRI, PRETEXT, TRAINED = "popri", "pretext", "dp-fedavg"
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """One expectation at one point. gain: of what is expected to be ahead, in accuracy; bounds: the
+    lowest and the highest of its 95 % intervals; both None where runs are missing, which `missing`
+    names."""
+
+    says: str
+    verdict: Verdict
+    gain: float | None = None
+    bounds: Bounds | None = None
+    missing: str = ""
+
+    def sentence(self) -> str:
+        """One line of markdown."""
+        told = f"{self.says}: **{self.verdict}**"
+        if self.gain is not None:
+            told += f" ({self.gain:+.{DIGITS}f} in accuracy"
+            if self.bounds is not None:
+                low, high = self.bounds
+                told += f", 95 % interval [{low:+.{DIGITS}f}, {high:+.{DIGITS}f}]"
+            told += ")"
+        return told + (f", for want of {self.missing}" if self.missing else "")
+
+
+def expectations(grid: GridConfig, pairs: Sequence[Difference]) -> list[Expectation]:
+    """The three of the papers: POPri's text beyond PrE-Text's, text beyond training on the devices
+    at the smallest epsilon, and a crossing of the two at a larger one.
+
+    pairs: differences of methods (`estimates.differences`) with accuracy among their measures.
+    """
+    points = [point for method in grid.methods if method.name == PRETEXT
+              for point in grid.points(method)]  # fmt: skip
+    found = [
+        _ahead(grid, pairs, POPRI, PRETEXT, point, "POPri's text is worth more than PrE-Text's")
+        for point in points
+    ]
+    scale = numeric(grid, AXIS) if AXIS in grid.axes else None
+    if scale is None:
+        return found
+    points.sort(key=lambda point: scale[point[AXIS]])
+    says = "PrE-Text's text is worth more than training on the devices by DP-FedAvg"
+    found += [
+        _ahead(grid, pairs, PRETEXT, TRAINED, point, says)
+        for point in points
+        if point[AXIS] == points[0][AXIS]
+    ]
+    return [*found, *_crossing(grid, pairs, points)]
+
+
+def _ahead(
+    grid: GridConfig, pairs: Sequence[Difference], one: str, other: str, point: Point, says: str
+) -> Expectation:
+    """That one method is ahead of another at a point."""
+    says = ", ".join(filter(None, [says, escaped(point_label(point))]))
+    found = _between(pairs, one, other, point)
+    if found is None:
+        return Expectation(says, "not run", missing=_lacking(grid, (one, other), pairs, point))
+    gain, bounds = found
+    if bounds is None or bounds[0] <= 0 <= bounds[1]:
+        return Expectation(says, "not decided", gain, bounds)
+    return Expectation(says, "confirmed" if bounds[0] > 0 else "not confirmed", gain, bounds)
+
+
+def _crossing(
+    grid: GridConfig, pairs: Sequence[Difference], points: Sequence[Point]
+) -> Iterator[Expectation]:
+    """Text ahead at the smallest epsilon, training ahead at the largest."""
+    ends = points[0], points[-1]
+    if ends[0] == ends[1]:
+        return
+    says = (
+        f"the two change places between {escaped(point_label(ends[0]))} and "
+        f"{escaped(point_label(ends[1]))}"
+    )
+    own = [_between(pairs, PRETEXT, TRAINED, point) for point in ends]
+    missing = [
+        f"{_lacking(grid, (PRETEXT, TRAINED), pairs, point)} at {escaped(point_label(point))}"
+        for point, one in zip(ends, own, strict=True)
+        if one is None
+    ]
+    if missing:
+        yield Expectation(says, "not run", missing=" and ".join(missing))
+        return
+    signs = [_sign(one[1]) for one in own if one is not None]
+    if signs == [1, -1]:
+        yield Expectation(says, "confirmed")
+    else:
+        refuted = signs[0] < 0 or signs[1] > 0
+        yield Expectation(says, "not confirmed" if refuted else "not decided")
+
+
+def _between(
+    pairs: Sequence[Difference], one: str, other: str, point: Point
+) -> tuple[float, Bounds | None] | None:
+    """How far one method is ahead in accuracy, with its bounds; None without such a pair."""
+    for pair in pairs:
+        if pair.measure != "accuracy" or pair.point != point:
+            continue
+        names = pair.method.name, pair.against.name
+        if names == (one, other):
+            return pair.estimate.value, pair.reach
+        if names == (other, one):
+            reach = pair.reach
+            return -pair.estimate.value, None if reach is None else (-reach[1], -reach[0])
+    return None
+
+
+def _sign(bounds: Bounds | None) -> int:
+    return 0 if bounds is None else (bounds[0] > 0) - (bounds[1] < 0)
+
+
+def _lacking(
+    grid: GridConfig, names: Sequence[str], pairs: Sequence[Difference], point: Point
+) -> str:
+    """The methods of a pair that has not been measured, those first that nothing is known of."""
+    seen = {
+        name
+        for pair in pairs
+        if pair.point == point
+        for name in (pair.method.name, pair.against.name)
+    }
+    missing = [name for name in names if name not in seen] or list(names)
+    titles = {method.name: method.title for method in grid.methods}
+    return " and ".join(escaped(titles.get(name, name)) for name in missing)
