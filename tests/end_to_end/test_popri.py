@@ -1,4 +1,4 @@
-"""POPri through real `flwr run`s: killed while it trains, failing, and resumed to the same bits."""
+"""POPri through real `flwr run`s: killed while it trains, and resumed to the same bits."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def content_bytes(message: Any) -> bytes:
     return b"\0".join(parts)
 
 
-def test_killed_while_training_then_failing_then_resumed(
+def test_killed_while_training_and_resumed(
     mini: Path, config: Path, one_thread: None, loopback: Any
 ) -> None:
     folder = mini / "popri-killed"
@@ -123,18 +123,12 @@ def test_killed_while_training_then_failing_then_resumed(
     assert not (training / "finished.json").exists(), "the training was over before the kill"
     responses = (folder / "popri" / "round-0001.json").stat()
 
-    # An error after the models were used is the exit status and the last line.
-    (folder / "popri" / "round-0002").touch()
-    code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
-    assert (code, out) == (1, [])
-    assert err[-1].endswith("popri/round-0002: File exists"), "\n".join(err)
-    assert (training / "finished.json").exists()
-    (folder / "popri" / "round-0002").unlink()
-
     code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
     assert code == NOT_USABLE, "\n".join(err)  # its generator has learned next to nothing
     assert out[-1] == str(folder)
     assert left_running(str(folder)) == []
+
+    assert (training / "finished.json").exists()
 
     # Nothing was generated or asked again.
     again = (folder / "popri" / "round-0001.json").stat()
