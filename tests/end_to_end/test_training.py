@@ -21,7 +21,7 @@ __all__ = ["causal_folder"]  # pytest finds the fixture by name
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
-ROUNDS, SEPARATION, MEASURED = 12, 2, (0, 2, 5)
+ROUNDS, SEPARATION, MEASURED = 8, 2, (0, 2, 5)
 TRAINING = """
 method = "{method}"
 stage-timeout = 300.0
