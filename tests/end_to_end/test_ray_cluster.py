@@ -115,8 +115,11 @@ def test_plain_flwr_run_with_rays_address(
     environment = flower_environment | {"RAY_ADDRESS": cluster[0].address}
     result = flwr(command, environment, tmp_path)
     log = result.stdout + result.stderr
+    assert result.returncode == 0, log
     assert f"privsyn INFO Ray cluster at {cluster[0].address}: 2 nodes with 4 CPUs" in log
-    assert json.loads((folder / "summary.json").read_text())["rounds"] == 2, log
+    assert "privsyn INFO rounds 2/2" in log and (folder / "report.html").exists()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["rounds"] == 2 and summary["synthetic_samples"] > 0
 
 
 def test_a_machine_that_is_lost_in_mid_round_costs_no_release(
