@@ -173,12 +173,3 @@ def check_folder(folder: Path, mini: Path) -> None:
     for file in files:
         data = file.read_bytes()
         assert not any(text in data for text in private), file
-
-
-def test_a_typo_that_only_the_result_would_meet_costs_nothing(mini: Path, config: Path) -> None:
-    folder = mini / "popri-typo"
-    chosen = [f"run-folder={folder}", "expand.min-words=999"]
-    settings = [part for setting in chosen for part in ("--set", setting)]
-    code, out, err = finish(privsyn("run", config, *settings, cwd=mini))
-    assert (code, out) == (1, []) and "lower expand.min-words" in err[-1]
-    assert not read_jsonl(folder / "ledger.jsonl") and not (folder / "releases").exists()
