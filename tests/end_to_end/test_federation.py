@@ -1,6 +1,6 @@
 """A deployed federation on loopback: TLS, node keys, a process per message, and kill -9.
 
-Five SuperNodes answer PrE-Text's questions under secure aggregation. A ClientApp made for this
+Six SuperNodes answer PrE-Text's questions under secure aggregation. A ClientApp made for this
 test leaves out the nodes' noise, so that a release must equal the survivors' sum to the last
 integer, and stops where a node is to be killed. Everything else is what a user runs.
 """
@@ -40,8 +40,8 @@ from tests.strangers import descendants, listeners
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
-NODES, USERS = 5, 30
-# (stage, node): with five nodes the round can lose this many and still have the shares that
+NODES, USERS = 6, 36
+# (stage, node): with six nodes the round can lose this many and still have the shares that
 # unmask it. Every stage, and any number of nodes, is tests/secagg/test_rounds.py's.
 KILLS = [("mask", 1), ("unmask", 4)]
 OUT_OF_IT = 1  # killed before its masked vector arrived; who dies later is in, and unmasked
@@ -50,18 +50,18 @@ CONFIG = """
 epsilon = 50.0
 noise-multiplier = 2.0
 rounds = 1
-nodes = 5
+nodes = 6
 min-surviving-weight = 0.7
-stage-timeout = 90.0
-round-timeout = 90.0
-node-timeout = 120.0
+stage-timeout = 500.0
+round-timeout = 500.0
+node-timeout = 300.0
 cache = "{cache}"
 
 [data]
 source = "files"
 path = ""
 public-path = "{public}"
-users = 30
+users = 36
 public-pool = 200
 public-validation = 20
 
@@ -80,7 +80,7 @@ samples = 0
 
 POLICY = """
 min-noise-multiplier = 2.0
-min-surviving-weight = 20.0
+min-surviving-weight = 25.0
 lifetime-epsilon = 50.0
 """
 
@@ -117,7 +117,7 @@ def votes(message, context):
 
 @pytest.fixture(scope="module")
 def federation(mini: Path) -> Iterator[LocalFederation]:
-    """Five SuperNodes with six users each, started and stopped by the command."""
+    """Six SuperNodes with six users each, started and stopped by the command."""
     folder = mini / "federation"
     rows = (mini / "users.jsonl").read_text().splitlines()
     (mini / "users-here.jsonl").write_text("\n".join(rows[: USERS * 4]) + "\n")
@@ -247,10 +247,10 @@ def test_nodes_killed_before_and_after_arrival_leave_the_survivors_exact_sum(
 def test_too_many_killed_unmasks_nothing(
     federation: LocalFederation, config: Path, tmp_path: Path
 ) -> None:
-    """Three of five masked vectors arrive, too light: nobody is asked more, nothing is charged."""
+    """Four of six masked vectors arrive, too light: nobody is asked more, nothing is charged."""
     federation.start()
     folder = tmp_path / "run"
-    gone, left = (1, 2), (0, 3, 4)
+    gone, left = (1, 2), (0, 3, 4, 5)
     killer = Killer(federation, [("mask", node) for node in gone], restart=False)
     killer.start()
     with pytest.raises(RunFailed, match="TooFewNodes"):
