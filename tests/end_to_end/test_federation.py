@@ -189,7 +189,7 @@ def survivors_sum(
     query = RunFolder(folder).load_query(1)
     assert query is not None
     asked = RoundPlan(
-        "", USERS, 2.0, min_surviving_weight=0.7, distance=distance_each(50.0, 3e-6, 3)
+        "", USERS, 2.0, min_surviving_weight=0.7, distance=distance_each(50.0, 3e-6, 2)
     )
     plan = encoding_of(asked, query, 2.0)
     assert isinstance(plan, IntegerPlan)
