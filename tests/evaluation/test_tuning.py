@@ -97,6 +97,7 @@ def test_a_batch_of_the_papers_size() -> None:
     assert sizes == [65_536, 65_536, 5] * 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{}, {"texts": True}, {"epochs": 2000}])
 def test_memory_does_not_grow_with_the_number_of_steps(way: dict) -> None:
     """Twenty thousand steps hold what a hundred do."""
