@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from privsyn_flower.server_apps.run import Run
 from tests.conftest import node_context
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.rigs.end_to_end_popri import finish, private_texts
+from tests.rigs.run import wait_for
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
@@ -85,16 +85,6 @@ def reference(config: Path, folder: Path, loopback: Any) -> Any:
     with run.lock():
         Run(values, grid, run).run()
     return grid
-
-
-def wait_for(path: Path, process: Any, seconds: float = 1500) -> None:
-    """Until `path` is there; what does not come in time takes no processor any more."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.terminate()
-            pytest.fail(f"{path} did not appear: {process.communicate(timeout=1500)[1]}")
-        time.sleep(0.01)
 
 
 def content_bytes(message: Any) -> bytes:

@@ -130,7 +130,7 @@ def test_a_machine_that_is_lost_in_mid_round_costs_no_release(
     settings = [f"run-folder={folder}", "nodes=4", f"rounds={rounds}"]  # each round needs all four
     chosen = [part for setting in settings for part in ("--set", setting)]
     process = privsyn("run", mini / "long.toml", "--ray", head.address, *chosen, cwd=mini)
-    wait_for(folder / "run.log", "round 3: nodes 1/4")
+    wait_for(folder / "run.log", process, "round 3: nodes 1/4")
     assert any(b"ClientAppActor" in _command(pid) for pid in worker.processes())
     worker.kill()
     code, out, err = finish(process)

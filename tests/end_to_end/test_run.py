@@ -63,7 +63,7 @@ def whole_run(mini: Path) -> tuple[Path, list[str]]:
     """
     folder = mini / "whole"
     process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
-    wait_for(folder / "metrics.jsonl", '"round": 1,')
+    wait_for(folder / "metrics.jsonl", process, '"round": 1,')
     pids = descendants(process.pid) | set(started_under(folder / ".flower"))
     for listener in listeners(pids):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
@@ -166,7 +166,7 @@ def test_killed_renamed_and_resumed_is_bit_for_bit(
 ) -> None:
     killed = folder = mini / "killed"
     process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
-    wait_for(folder / "metrics.jsonl", '"round": 3,')
+    wait_for(folder / "metrics.jsonl", process, '"round": 3,')
     holder = int((folder / ".lock").read_text())
     os.kill(holder, signal.SIGKILL)  # the process that runs the ServerApp
     code, _, err = finish(process)
@@ -193,7 +193,7 @@ def test_interrupt_stops_flower_and_says_how_to_go_on(mini: Path) -> None:
     folder = mini / "interrupted"
     chosen = ["--set", f"run-folder={folder}", "--set", "trackers=tensorboard"]
     process = privsyn("run", mini / "long.toml", *chosen, cwd=mini)
-    wait_for(folder / "metrics.jsonl", '"round": 1,')
+    wait_for(folder / "metrics.jsonl", process, '"round": 1,')
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process)
     assert code == 130

@@ -72,7 +72,7 @@ def test_dp_ftrl_killed_between_rounds_and_resumed(
     folder = mini / "dp-ftrl-killed"
     path = config(mini, causal_folder)
     process = privsyn("run", path, "--set", f"run-folder={folder}", cwd=mini)
-    wait_for(folder / "metrics.jsonl", '"round": 3,')
+    wait_for(folder / "metrics.jsonl", process, '"round": 3,')
     os.kill(int((folder / ".lock").read_text()), signal.SIGKILL)  # runs the ServerApp
     code, _, _ = finish(process)
     assert code == 1
