@@ -54,7 +54,7 @@ nodes = 6
 min-surviving-weight = 0.7
 stage-timeout = 500.0
 round-timeout = 500.0
-node-timeout = 300.0
+node-timeout = 120.0
 cache = "{cache}"
 
 [data]
