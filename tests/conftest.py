@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Error, Message, Metadata, RecordDict
+from hypothesis import HealthCheck, settings
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.api import configured
@@ -20,6 +21,10 @@ from privsyn_flower.protocol import messaging
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.privacy_plan import ledger_terms
 from privsyn_flower.strategies.engine.run_ledger import open_ledger
+
+# No test measures time: on a busy machine an example takes as long as it takes.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 WORDS = (
     "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel neuron lemma "

@@ -136,6 +136,7 @@ def test_another_question_than_the_session_is_refused(tmp_path: Path, loopback: 
         assert dict(device.context.state["secagg"]) == {}  # the secrets are gone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     [

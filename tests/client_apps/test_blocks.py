@@ -52,6 +52,7 @@ def answer(
     return kind.vectors(query, users, participants, plan, node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["votes", "votes by class", "scores"])
 @pytest.mark.parametrize("asked", ["all", "some"])
 def test_a_sum_is_the_same_in_blocks_of_any_size(

@@ -116,6 +116,7 @@ def test_the_answer_is_the_sum_of_what_users_count(
     assert 0 < got[0] < 6 and sums[0] > 100
 
 
+@pytest.mark.slow
 def test_one_user_changes_the_answer_by_at_most_the_sensitivity(tmp_path: Path, base: Path) -> None:
     query, device = question(base), node(tmp_path, base)
     whole = answer(query, device, USERS)

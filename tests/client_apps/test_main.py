@@ -132,6 +132,7 @@ HEAVY = {"torch", "transformers", "sentence_transformers", "datasets", "huggingf
 HEAVY |= {"dp_accounting", "scipy", "sklearn", "pandas", "pyarrow", "ray"}
 
 
+@pytest.mark.slow
 def test_a_device_answers_without_torch_or_numerical_libraries(tmp_path: Path) -> None:
     """What the extra `edge` does not install, nobody may load: here it is all installed."""
     rows = [{"user_id": f"u{number}", "text": f"a private text {number}"} for number in range(2)]
@@ -148,6 +149,7 @@ def test_a_device_answers_without_torch_or_numerical_libraries(tmp_path: Path) -
     assert not HEAVY & set(found["loaded"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "package",
     ["client_apps", "config", "data", "privacy", "privacy.ledger", "queries", "secagg", "text"],

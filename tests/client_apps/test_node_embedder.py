@@ -351,6 +351,7 @@ print(reply.content["answer"]["code"] if "answer" in reply.content else list(rep
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is Linux's")
 @pytest.mark.parametrize(
     ("more", "wanted"),

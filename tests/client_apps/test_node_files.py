@@ -59,6 +59,7 @@ def hosted(folder: Path, path: Path) -> dict[str, list[str]]:
     return {user: list(texts) for user, texts in node.load().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["csv", pytest.param("tsv", marks=pytest.mark.slow), "jsonl", "parquet"]
 )

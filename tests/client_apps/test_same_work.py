@@ -88,6 +88,7 @@ def calls(work: Callable[[], Any]) -> tuple[Calls, Any]:
     return found, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SAMPLES)
 def test_unsampled_users_cost_the_node_the_same_work(
     one: Asked, case: str, monkeypatch: pytest.MonkeyPatch

@@ -411,6 +411,7 @@ def test_a_train_message_of_another_strategy_is_refused(loopback: Any, tmp_path:
     assert caught.value.code is Refusal.MALFORMED
 
 
+@pytest.mark.slow
 def test_a_simulated_node_starts_where_the_server_does(tmp_path: Path, base: Path) -> None:
     """After public fine-tuning the base is the fine-tuned folder, for training methods alone."""
     data, public = tmp_path / "users.jsonl", tmp_path / "public.jsonl"

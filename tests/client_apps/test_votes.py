@@ -90,6 +90,7 @@ def test_classes_that_do_not_fit_are_refused(tmp_path: Path, loopback: Any, chan
             ask()[0].by_class(labels)
 
 
+@pytest.mark.slow
 def test_noise_has_the_share_of_the_nodes_weight(tmp_path: Path, loopback: Any) -> None:
     device = node(tmp_path, load=dict)
     rows = []

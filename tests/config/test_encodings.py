@@ -76,6 +76,7 @@ def test_the_papers_models_and_the_miniatures_are_among_them() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_NODES)
 def test_integers_are_so_fine_that_all_releases_fit(name: str) -> None:
     config = SHIPPED[name]

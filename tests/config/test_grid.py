@@ -137,6 +137,7 @@ SHIPPED: list[tuple[str, str, int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "config", "size"), SHIPPED)
 def test_every_point_of_a_shipped_grid_can_be_run(
     name: str, config: str, size: int, tmp_path: Path

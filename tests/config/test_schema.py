@@ -251,6 +251,7 @@ def test_shipped_configs_validate(path: Path) -> None:
     assert config.epsilon > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_benchmark_can_be_switched_off(path: Path) -> None:
     """With what its file chooses by private text, and nothing else."""

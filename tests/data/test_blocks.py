@@ -114,6 +114,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_flat_from_2000_to_20000_users(tmp_path: Path) -> None:
     """Text of 17 MB and rows of 82 MB, in a process that may hold 16 MB of rows."""
     peaks = []

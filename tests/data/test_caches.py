@@ -166,6 +166,7 @@ def hammer(folder: str, start: int) -> None:
         np.testing.assert_array_equal(rows, Embedder()([t for own in users.values() for t in own]))
 
 
+@pytest.mark.slow
 def test_several_processes_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     running = [context.Process(target=hammer, args=(str(tmp_path), 7 * i)) for i in range(3)]

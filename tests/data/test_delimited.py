@@ -95,6 +95,7 @@ def test_a_long_quoted_text_makes_no_rows(monkeypatch):
         assert found[2].fields == ["b", "fine", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 99])
 @pytest.mark.parametrize("last", ['x,"y" z', "end"], ids=["text follows a quote", "never closed"])
 def test_a_stray_quote_costs_one_row_however_far_it_reaches(last, size):
@@ -157,6 +158,7 @@ def test_stray_quotes_cost_no_more_than_a_second_reading(rows, size, monkeypatch
     assert fed <= 2 * len(text) and len(text) <= had <= 2 * len(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     ['"' + "x\n" * 100_000, '"",' * 60_000, "x," * 100_000, '"x",' * 60_000, "x" * 300_000],
@@ -191,6 +193,7 @@ def cut_up(line: str, size: int) -> list[str]:
     return [line[at : at + size] for at in range(0, len(line), size)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(
     row=st.dictionaries(st.text(st.sampled_from('ab"\\{[]}\n\u2028'), max_size=4), NESTED),

@@ -189,6 +189,7 @@ def test_the_folder_is_for_its_owner(federation: Federation) -> None:
     assert stat.S_IMODE(federation.folder.stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_the_same_everywhere_whatever_hash_seed_or_processes(
     cache: Path, federation: Federation, tmp_path: Path
 ) -> None:
@@ -230,6 +231,7 @@ def test_uniform_partition_deals_samples_at_random(cache: Path) -> None:
     assert not naive_grams(texts["private"]) & naive_grams(texts["test"])
 
 
+@pytest.mark.slow
 def test_several_processes_build_once(tmp_path: Path) -> None:
     private = write_users(tmp_path / "users.jsonl", 30)
     code = (
@@ -255,6 +257,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert not [p for p in (tmp_path / "cache" / "data").iterdir() if p.is_dir()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -94,6 +94,7 @@ def damaged(draw: st.DrawFn, good: bytes) -> bytes:
     return bytes(content[: draw(st.integers(0, len(content)))] if draw(st.booleans()) else content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @fuzz_settings(60)
 @given(data=st.data())
@@ -124,6 +125,7 @@ def test_any_line_between_those_of_others_in_jsonl(line: bytes, tmp_path_factory
     unchanged(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
 @fuzz_settings(60)
 @given(fields=st.lists(HOSTILE, min_size=3, max_size=3), quoting=st.sampled_from([0, 1]))
@@ -185,6 +187,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 @pytest.mark.parametrize("name", LINES)
 def test_memory_is_bounded(

@@ -107,6 +107,7 @@ def plain(kind: str) -> list[str]:
     return ["the target's own words", "and some more of them"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("labels", ["", "label"])
 @pytest.mark.parametrize("near", ["own", "keep"])
@@ -127,6 +128,7 @@ def test_one_users_texts_change_nothing_else(
             assert all(isinstance(text, LabelledText) == bool(labels) for text in texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk", [False, True])
 def test_one_rows_text_changes_one_hand_only(tmp_path: Path, kind: str, chunk: bool) -> None:

@@ -29,6 +29,7 @@ def test_a_bad_csv_row_is_that_rows_alone(tmp_path: Path, kind: str, bad: str) -
         assert "never clo" not in repr(first).replace("is never closed", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_one_stray_quote_removes_no_later_user(tmp_path: Path, encoding: str, end: str) -> None:
@@ -42,6 +43,7 @@ def test_one_stray_quote_removes_no_later_user(tmp_path: Path, encoding: str, en
     assert reading.column_names(path) == ["user_id", "text"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("close", ['"', ""], ids=["correct", "cut off"])
 def test_a_text_of_many_lines_is_one_text(tmp_path: Path, close: str) -> None:
     """What lies in it are rows only where it never ends."""

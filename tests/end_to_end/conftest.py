@@ -80,7 +80,7 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for _ in range(4):
                 row = {"user_id": f"p{user}", "text": sentence(rng, NATURE if user % 4 else MATHS)}
                 file.write(json.dumps(row) + "\n")
-    for name, rounds in (("mini", 2), ("long", 40)):
+    for name, rounds in (("mini", 2), ("long", 16)):
         text = MINI.format(
             rounds=rounds,
             cache=folder / "cache",

@@ -1,6 +1,6 @@
 """A deployed federation on loopback: TLS, node keys, a process per message, and kill -9.
 
-Seven SuperNodes answer PrE-Text's questions under secure aggregation. A ClientApp made for this
+Six SuperNodes answer PrE-Text's questions under secure aggregation. A ClientApp made for this
 test leaves out the nodes' noise, so that a release must equal the survivors' sum to the last
 integer, and stops where a node is to be killed. Everything else is what a user runs.
 """
@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,26 +40,20 @@ from tests.strangers import descendants, listeners
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
-NODES, USERS = 7, 42
-# (round, stage, node): each stage once, in few rounds, because rounds take long here. With seven
-# nodes a round can lose this many and still have the shares that unmask it.
-KILLS = [
-    (1, "advertise", 0),
-    (1, "mask", 1),
-    (1, "confirm", 2),
-    (2, "share", 3),
-    (2, "unmask", 4),
-]
-BEFORE_ARRIVAL = ("advertise", "share", "mask")
+NODES, USERS = 6, 36
+# (stage, node): with six nodes the round can lose this many and still have the shares that
+# unmask it. Every stage, and any number of nodes, is tests/secagg/test_rounds.py's.
+KILLS = [("mask", 1), ("unmask", 4)]
+OUT_OF_IT = 1  # killed before its masked vector arrived; who dies later is in, and unmasked
 
 CONFIG = """
 epsilon = 50.0
 noise-multiplier = 2.0
-rounds = {rounds}
-nodes = 7
+rounds = 1
+nodes = 6
 min-surviving-weight = 0.7
-stage-timeout = 90.0
-round-timeout = 90.0
+stage-timeout = 500.0
+round-timeout = 500.0
 node-timeout = 120.0
 cache = "{cache}"
 
@@ -67,7 +61,7 @@ cache = "{cache}"
 source = "files"
 path = ""
 public-path = "{public}"
-users = 42
+users = 36
 public-pool = 200
 public-validation = 20
 
@@ -86,7 +80,7 @@ samples = 0
 
 POLICY = """
 min-noise-multiplier = 2.0
-min-surviving-weight = 30.0
+min-surviving-weight = 25.0
 lifetime-epsilon = 50.0
 """
 
@@ -99,7 +93,7 @@ import numpy as np
 from flwr.clientapp import ClientApp
 
 from privsyn_flower.client_apps import answers, main
-from privsyn_flower.protocol.secure import session_of, stage_of
+from privsyn_flower.protocol.secure import stage_of
 
 answers.node_noise_integers = lambda length, *rest: np.zeros(length, dtype=np.int64)
 app = ClientApp()
@@ -113,9 +107,9 @@ def hello(message, context):
 @app.query("votes")
 def votes(message, context):
     folder = Path(str(context.node_config["cache"])).parent
-    session, stage = session_of(message, context.state), stage_of(message)
-    (folder / f"reached-{session.round}-{stage}").touch()
-    if (folder / f"hold-{session.round}-{stage}").exists():
+    stage = stage_of(message)
+    (folder / f"reached-{stage}").touch()
+    if (folder / f"hold-{stage}").exists():
         time.sleep(600)
     return main.votes(message, context)
 """
@@ -123,7 +117,7 @@ def votes(message, context):
 
 @pytest.fixture(scope="module")
 def federation(mini: Path) -> Iterator[LocalFederation]:
-    """Seven SuperNodes with six users each, started and stopped by the command."""
+    """Six SuperNodes with six users each, started and stopped by the command."""
     folder = mini / "federation"
     rows = (mini / "users.jsonl").read_text().splitlines()
     (mini / "users-here.jsonl").write_text("\n".join(rows[: USERS * 4]) + "\n")
@@ -145,35 +139,30 @@ def _finish(process: Any, seconds: float = 1500) -> str:
 
 
 @pytest.fixture
-def config(mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
-    """rounds -> a configuration file; the runs' ClientApp becomes this test's."""
+def config(mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration file of one round; the runs' ClientApp becomes this test's."""
     monkeypatch.setitem(launch.MODULES, "client", CLIENT)
-
-    def write(rounds: int) -> Path:
-        path = tmp_path / "run.toml"
-        text = CONFIG.format(rounds=rounds, cache=tmp_path, public=mini / "public.jsonl")
-        path.write_text(text)
-        return path
-
-    return write
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG.format(cache=tmp_path, public=mini / "public.jsonl"))
+    return path
 
 
 class Killer(threading.Thread):
-    """Kills nodes when they have been asked a stage of a round; restarts or unregisters them."""
+    """Kills nodes when they have been asked a stage; restarts or unregisters them."""
 
     def __init__(
-        self, federation: LocalFederation, kills: list[tuple[int, str, int]], *, restart: bool
+        self, federation: LocalFederation, kills: list[tuple[str, int]], *, restart: bool
     ) -> None:
         super().__init__(daemon=True)
         self.federation, self.kills, self.restart = federation, kills, restart
         self.killed: list[int] = []
-        for rnd, stage, node in kills:
-            (federation.node_folder(node) / f"hold-{rnd}-{stage}").touch()
+        for stage, node in kills:
+            (federation.node_folder(node) / f"hold-{stage}").touch()
 
     def run(self) -> None:
-        for rnd, stage, node in self.kills:
+        for stage, node in self.kills:
             folder = self.federation.node_folder(node)
-            while not (folder / f"reached-{rnd}-{stage}").exists():
+            while not (folder / f"reached-{stage}").exists():
                 time.sleep(0.1)
             # Once a node is unregistered the server need not wait for its stage-timeout.
             os.killpg(self.federation.facts["nodes"][node]["pid"], signal.SIGKILL)
@@ -189,18 +178,18 @@ class Killer(threading.Thread):
 def no_traces(federation: LocalFederation) -> Iterator[None]:
     yield
     for number in range(NODES):
-        for mark in federation.node_folder(number).glob("[hr][oe]*-*-*"):
+        for mark in federation.node_folder(number).glob("[hr][oe]*-*"):
             mark.unlink()
 
 
 def survivors_sum(
-    federation: LocalFederation, folder: Path, rnd: int, alive: list[int]
+    federation: LocalFederation, folder: Path, alive: list[int]
 ) -> np.ndarray[Any, Any]:
-    """What the release of a round must be when exactly the nodes `alive` are in it."""
-    query = RunFolder(folder).load_query(rnd)
+    """What the release must be when exactly the nodes `alive` are in it."""
+    query = RunFolder(folder).load_query(1)
     assert query is not None
     asked = RoundPlan(
-        "", USERS, 2.0, min_surviving_weight=0.7, distance=distance_each(50.0, 3e-6, 3)
+        "", USERS, 2.0, min_surviving_weight=0.7, distance=distance_each(50.0, 3e-6, 2)
     )
     plan = encoding_of(asked, query, 2.0)
     assert isinstance(plan, IntegerPlan)
@@ -234,44 +223,38 @@ def test_a_stranger_is_refused_at_every_port(federation: LocalFederation) -> Non
         assert one.stranger in (OUT, None), one
 
 
-def test_a_node_killed_at_each_stage_leaves_the_survivors_exact_sum(
-    federation: LocalFederation, config: Callable[[int], Path], tmp_path: Path
+def test_nodes_killed_before_and_after_arrival_leave_the_survivors_exact_sum(
+    federation: LocalFederation, config: Path, tmp_path: Path
 ) -> None:
-    """Who dies before its masked vector arrived is out; who dies later is in, and unmasked."""
-    path, folder = config(2), tmp_path / "run"
+    folder = tmp_path / "run"
     killer = Killer(federation, KILLS, restart=True)
     killer.start()
-    assert run_command(path, [f"run-folder={folder}"], None, federation.folder) == folder
-    assert killer.killed == [node for _, _, node in KILLS]
-    for rnd in (1, 2):
-        out = {node for at, stage, node in KILLS if at == rnd and stage in BEFORE_ARRIVAL}
-        alive = [node for node in range(NODES) if node not in out]
-        released = RunFolder(folder).load_release(rnd)
-        # On a busy machine a node that was killed may not be back for the next round.
-        late = [[n for n in alive if n != one] for one in alive] if rnd > 1 else []
-        sums = [survivors_sum(federation, folder, rnd, nodes) for nodes in (alive, *late)]
-        assert [np.array_equal(released, wanted) for wanted in sums].count(True) == 1, rnd
-        assert not np.array_equal(released, survivors_sum(federation, folder, rnd, alive[2:]))
+    assert run_command(config, [f"run-folder={folder}"], None, federation.folder) == folder
+    assert killer.killed == [node for _, node in KILLS]
+    alive = [node for node in range(NODES) if node != OUT_OF_IT]
+    released = RunFolder(folder).load_release(1)
+    assert np.array_equal(released, survivors_sum(federation, folder, alive))
+    assert not np.array_equal(released, survivors_sum(federation, folder, alive[2:]))
     states = [row["kind"] for row in ledger(folder)]
-    assert states.count("commit") == 2
+    assert states.count("commit") == 1
     assert "void" not in states
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["rounds"] == 2
+    assert summary["rounds"] == 1
     assert summary["synthetic_samples"] > 0
     assert "claim holds against the server" in summary["privacy"]
 
 
 def test_too_many_killed_unmasks_nothing(
-    federation: LocalFederation, config: Callable[[int], Path], tmp_path: Path
+    federation: LocalFederation, config: Path, tmp_path: Path
 ) -> None:
-    """Four of seven masked vectors arrive, too light: nobody is asked more, nothing is charged."""
+    """Four of six masked vectors arrive, too light: nobody is asked more, nothing is charged."""
     federation.start()
-    path, folder = config(1), tmp_path / "run"
-    gone, left = (1, 2, 3), (0, 4, 5, 6)
-    killer = Killer(federation, [(1, "mask", node) for node in gone], restart=False)
+    folder = tmp_path / "run"
+    gone, left = (1, 2), (0, 3, 4, 5)
+    killer = Killer(federation, [("mask", node) for node in gone], restart=False)
     killer.start()
     with pytest.raises(RunFailed, match="TooFewNodes"):
-        run_command(path, [f"run-folder={folder}"], None, federation.folder)
+        run_command(config, [f"run-folder={folder}"], None, federation.folder)
     assert killer.killed == list(gone)
     assert not list((folder / "releases").glob("*"))
     assert not (folder / "summary.json").exists()
@@ -279,9 +262,9 @@ def test_too_many_killed_unmasks_nothing(
     assert {row["kind"] for row in rows} == {"reserve", "void"}
     assert "nothing was revealed" in rows[1]["reason"]
     for node in left:
-        assert (federation.node_folder(node) / "reached-1-mask").exists()
+        assert (federation.node_folder(node) / "reached-mask").exists()
         for stage in ("confirm", "unmask"):
-            assert not (federation.node_folder(node) / f"reached-1-{stage}").exists()
+            assert not (federation.node_folder(node) / f"reached-{stage}").exists()
     for node in gone:
         assert started_under(federation.node_folder(node) / "flower") == []
 

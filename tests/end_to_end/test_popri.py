@@ -1,11 +1,10 @@
-"""POPri through real `flwr run`s: killed while it trains, failing, and resumed to the same bits."""
+"""POPri through real `flwr run`s: killed while it trains, and resumed to the same bits."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from privsyn_flower.server_apps.run import Run
 from tests.conftest import node_context
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.rigs.end_to_end_popri import finish, private_texts
+from tests.rigs.run import wait_for
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
@@ -87,16 +87,6 @@ def reference(config: Path, folder: Path, loopback: Any) -> Any:
     return grid
 
 
-def wait_for(path: Path, process: Any, seconds: float = 1500) -> None:
-    """Until `path` is there; what does not come in time takes no processor any more."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.terminate()
-            pytest.fail(f"{path} did not appear: {process.communicate(timeout=1500)[1]}")
-        time.sleep(0.01)
-
-
 def content_bytes(message: Any) -> bytes:
     """Every byte of a reply's records: arrays, strings, names."""
     if message.has_error():
@@ -110,7 +100,7 @@ def content_bytes(message: Any) -> bytes:
     return b"\0".join(parts)
 
 
-def test_killed_while_training_then_failing_then_resumed(
+def test_killed_while_training_and_resumed(
     mini: Path, config: Path, one_thread: None, loopback: Any
 ) -> None:
     folder = mini / "popri-killed"
@@ -123,18 +113,12 @@ def test_killed_while_training_then_failing_then_resumed(
     assert not (training / "finished.json").exists(), "the training was over before the kill"
     responses = (folder / "popri" / "round-0001.json").stat()
 
-    # An error after the models were used is the exit status and the last line.
-    (folder / "popri" / "round-0002").touch()
-    code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
-    assert (code, out) == (1, [])
-    assert err[-1].endswith("popri/round-0002: File exists"), "\n".join(err)
-    assert (training / "finished.json").exists()
-    (folder / "popri" / "round-0002").unlink()
-
     code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
     assert code == NOT_USABLE, "\n".join(err)  # its generator has learned next to nothing
     assert out[-1] == str(folder)
     assert left_running(str(folder)) == []
+
+    assert (training / "finished.json").exists()
 
     # Nothing was generated or asked again.
     again = (folder / "popri" / "round-0001.json").stat()
@@ -179,12 +163,3 @@ def check_folder(folder: Path, mini: Path) -> None:
     for file in files:
         data = file.read_bytes()
         assert not any(text in data for text in private), file
-
-
-def test_a_typo_that_only_the_result_would_meet_costs_nothing(mini: Path, config: Path) -> None:
-    folder = mini / "popri-typo"
-    chosen = [f"run-folder={folder}", "expand.min-words=999"]
-    settings = [part for setting in chosen for part in ("--set", setting)]
-    code, out, err = finish(privsyn("run", config, *settings, cwd=mini))
-    assert (code, out) == (1, []) and "lower expand.min-words" in err[-1]
-    assert not read_jsonl(folder / "ledger.jsonl") and not (folder / "releases").exists()

@@ -51,31 +51,44 @@ def releases(folder: Path) -> list[np.ndarray[Any, Any]]:
     return [np.load(file)["released"] for file in sorted((folder / "releases").glob("*.npz"))]
 
 
+ROUNDS = 16  # of long.toml
 OPENED: list[Tried] = []  # by the whole run
 
 
 @pytest.fixture(scope="module")
 def whole_run(mini: Path) -> tuple[Path, list[str]]:
-    """The uninterrupted long run that the killed one must equal, tried by a stranger meanwhile."""
+    """The uninterrupted long run that the killed one must equal, tried by a stranger meanwhile.
+
+    Its command is killed, and another attaches to the run.
+    """
     folder = mini / "whole"
     process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
-    wait_for(folder / "metrics.jsonl", '"round": 1,')
+    wait_for(folder / "metrics.jsonl", process, '"round": 1,')
     pids = descendants(process.pid) | set(started_under(folder / ".flower"))
     for listener in listeners(pids):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             OPENED.append(tried(listener))
-    code, out, err = finish(process)
+    process.kill()
+    process.communicate(timeout=1500)
+    assert not (folder / "summary.json").exists(), "the run was over before the kill"
+    code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
     assert code == 0, "\n".join(err)
     return folder, out
 
 
-def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
+def test_a_run_that_outlived_its_command_is_attached_to(whole_run: tuple[Path, list[str]]) -> None:
     folder, out = whole_run
     assert out[-1] == str(folder)
+    rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    assert sum(row["kind"] == "reserve" for row in rows) == ROUNDS  # nothing was asked twice
+
+
+def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
+    folder, _ = whole_run
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["privacy_short"] in html.unescape((folder / "report.html").read_text())
     assert set(summary) >= SUMMARY_KEYS
-    assert summary["rounds"] == 40
+    assert summary["rounds"] == ROUNDS
     assert summary["epsilon"] <= 50.0
     assert 0 < summary["epsilon_ledger"] <= summary["epsilon"]
     assert "NO PRIVACY IS CLAIMED" in summary["privacy"]
@@ -88,13 +101,13 @@ def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
     assert summary["code_sha256"] == digest() and summary["commit"] == commit()
     assert digest() in record["implementation"]["mechanisms"]
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["round"] for row in metrics] == list(range(1, 41))
+    assert [row["round"] for row in metrics] == list(range(1, ROUNDS + 1))
     synthetic = [json.loads(line) for line in (folder / "synthetic.jsonl").read_text().splitlines()]
     assert len(synthetic) == summary["synthetic_samples"] > 0
     assert set(synthetic[0]) == {"text"}
     ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     assert ledger[0]["simulation"] is True
-    assert sum(row["kind"] == "commit" for row in ledger) == 40
+    assert sum(row["kind"] == "commit" for row in ledger) == ROUNDS
     # the votes did something: the private topic is a quarter of the pool and most of the seeds
     private_words = {"matrix", "vector", "tensor", "kernel", "lemma", "theorem"}
     hits = sum(bool(private_words & set(row["text"].split())) for row in synthetic)
@@ -153,34 +166,34 @@ def test_killed_renamed_and_resumed_is_bit_for_bit(
 ) -> None:
     killed = folder = mini / "killed"
     process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
-    wait_for(folder / "metrics.jsonl", '"round": 3,')
+    wait_for(folder / "metrics.jsonl", process, '"round": 3,')
     holder = int((folder / ".lock").read_text())
     os.kill(holder, signal.SIGKILL)  # the process that runs the ServerApp
     code, _, err = finish(process)
     assert code == 1
     assert not (folder / "summary.json").exists(), "the run was over before the kill"
     before = len(releases(folder))
-    assert 3 <= before < 40
+    assert 3 <= before < ROUNDS
     folder = killed.rename(mini / "renamed")
     code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
     assert code == 0, "\n".join(err)
     assert out[-1] == str(folder) and not killed.exists()
     whole, _ = whole_run
-    assert len(releases(folder)) == 40
+    assert len(releases(folder)) == ROUNDS
     for one, two in zip(releases(folder), releases(whole), strict=True):
         assert np.array_equal(one, two)
     for name in ("synthetic.jsonl",):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
     rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     committed = [row for row in rows if row["kind"] == "commit"]
-    assert len(committed) == 40  # every round was released exactly once
+    assert len(committed) == ROUNDS  # every round was released exactly once
 
 
 def test_interrupt_stops_flower_and_says_how_to_go_on(mini: Path) -> None:
     folder = mini / "interrupted"
     chosen = ["--set", f"run-folder={folder}", "--set", "trackers=tensorboard"]
     process = privsyn("run", mini / "long.toml", *chosen, cwd=mini)
-    wait_for(folder / "metrics.jsonl", '"round": 1,')
+    wait_for(folder / "metrics.jsonl", process, '"round": 1,')
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process)
     assert code == 130
@@ -233,18 +246,3 @@ def test_a_used_run_folder_is_refused(mini: Path, whole_run: tuple[Path, list[st
     code, _, err = finish(process)
     assert code == 1
     assert "--resume" in err[-1]
-
-
-def test_a_run_that_outlived_its_command_is_attached_to(mini: Path) -> None:
-    folder = mini / "orphan"
-    chosen = ["--set", f"run-folder={folder}", "--set", "rounds=20"]
-    process = privsyn("run", mini / "long.toml", *chosen, cwd=mini)
-    wait_for(folder / "metrics.jsonl", '"round": 1,')
-    process.kill()
-    process.communicate(timeout=1500)
-    code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
-    assert code == 0, "\n".join(err)
-    assert out[-1] == str(folder)
-    rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    assert sum(row["kind"] == "reserve" for row in rows) == 20  # nothing was asked twice
-    assert left_running(str(folder)) == []

@@ -47,7 +47,7 @@ def main(grid, context):
     print("favourites:", strategy.seeds)
     for method in (popri, ctcl):
         asked["folder"] = Path.home() / method.__name__
-        result = method(PUBLIC).start(grid, **asked, samples=100)
+        result = method(PUBLIC).start(grid, **asked, samples=24)
         print(method.__name__, len(result.texts), "texts")
 """
 PROJECT = """
@@ -102,4 +102,4 @@ def test_the_strategies_on_the_page_run(tmp_path: Path, environment: dict[str, s
     log = result.stdout + result.stderr
     assert result.returncode == 0 and "Exit Code" not in log, log
     assert "favourites: ['roses and soil, seeds, compost']" in log
-    assert "popri 100 texts" in log and "ctcl 100 texts" in log
+    assert "popri 24 texts" in log and "ctcl 24 texts" in log

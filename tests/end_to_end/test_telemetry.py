@@ -41,6 +41,7 @@ lora-rank = 2
 """
 TRAINING = """
 method = "dp-fedavg"
+aggregation = "plain"
 {mini}
 [training]
 parameters = "layers"
@@ -67,6 +68,7 @@ urlopen("http://127.0.0.1:39091/health", timeout=2)
 POLICY = """
 min-noise-multiplier = 2.0
 queries = ["votes", "update", "evaluation"]
+aggregation = ["secure", "plain"]
 """
 
 

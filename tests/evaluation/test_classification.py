@@ -43,6 +43,7 @@ def model(masked_folder: Path) -> Iterator[Classifier]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_words_say(model: Classifier) -> None:
     users = {f"u{u}": model.encode(*labelled(10 + u, 5)) for u in range(6)} | {"empty": []}
     model.reset()
@@ -58,6 +59,7 @@ def test_it_learns_what_the_words_say(model: Classifier) -> None:
         assert table.sum(axis=(0, 2)).tolist() == np.bincount(truth, minlength=3).tolist()
 
 
+@pytest.mark.slow
 def test_every_fine_tuning_starts_anew_and_follows_its_seed(model: Classifier) -> None:
     own, other = model.encode(*labelled(0, 30)), model.encode(*labelled(5, 20))
     short = Tuning(3, 4, 24, 1e-3, seed=2)
@@ -70,6 +72,7 @@ def test_every_fine_tuning_starts_anew_and_follows_its_seed(model: Classifier) -
     assert model.model.training is False
 
 
+@pytest.mark.slow
 def test_the_global_generator_is_left_as_it_was(masked_folder: Path) -> None:
     torch.manual_seed(11)
     state = torch.get_rng_state()

@@ -35,6 +35,7 @@ def model(tmp_path_factory):
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_the_same_weights_every_time(model):
     held_out = {"u": model.encode(texts(5, 9, 6)), "v": model.encode(texts(5, 8, 2))}
     tuning = Tuning(steps=12, batch_size=8, length=24, learning_rate=3e-3)
@@ -61,6 +62,7 @@ def test_sums_follow_users_not_batches(model):
     assert table[0, 2] == sum(len(row) - 1 for row in users["a"])
 
 
+@pytest.mark.slow
 def test_learning_rate_is_chosen_by_public_validation(model):
     tuning = Tuning(steps=8, batch_size=8, length=24, learning_rate=0.0)
     train_rows, validation = model.encode(texts(5, 1)), model.encode(texts(5, 4, 10))

@@ -60,6 +60,7 @@ def agree(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], **close:
         torch.testing.assert_close(value, other[name], **(close or {"rtol": 0, "atol": 0}))
 
 
+@pytest.mark.slow
 def test_the_default_is_a_plain_loop_to_the_last_bit(model: Downstream) -> None:
     """What every figure of docs/results.md rests on, written out."""
     rows, steps = model.encode(texts()), 12
@@ -84,6 +85,7 @@ def test_the_default_is_a_plain_loop_to_the_last_bit(model: Downstream) -> None:
     agree(weights(model), found[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_micro_batches_add_up_to_the_batch(
     model: Downstream, way: str, monkeypatch: pytest.MonkeyPatch
@@ -107,6 +109,7 @@ def test_micro_batches_add_up_to_the_batch(
     agree(weights(model), expected, rtol=1e-5, atol=3e-5)
 
 
+@pytest.mark.slow
 def test_micro_batches_of_classes(classifier: Classifier) -> None:
     examples = classifier.encode(texts(), ["a", "b"] * 10)
     for module in classifier.model.modules():
@@ -150,6 +153,7 @@ def interrupted(model: Any, rows: Any, tuning: Tuning, work: Path, **more: Any) 
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["tokens", "epochs"])
 def test_a_resumed_training_is_the_uninterrupted_one(
     model: Downstream, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +165,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(
     agree(weights(model), expected[1])
 
 
+@pytest.mark.slow
 def test_dropout_goes_on_where_it_was(
     classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +179,7 @@ def test_dropout_goes_on_where_it_was(
     agree(weights(classifier), expected[1])
 
 
+@pytest.mark.slow
 def test_the_best_epoch_is_kept_and_outlives_a_kill(
     model: Downstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +208,7 @@ def test_the_best_epoch_is_kept_and_outlives_a_kill(
     agree(weights(model), ends[1])
 
 
+@pytest.mark.slow
 def test_an_adapter_starts_at_the_base_and_leaves_it(
     causal_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +236,7 @@ def test_an_adapter_starts_at_the_base_and_leaves_it(
     np.testing.assert_array_equal(model.user_sums(held_out), start)
 
 
+@pytest.mark.slow
 def test_a_base_in_bfloat16_under_an_adapter(causal_folder: Path) -> None:
     adapter = Adapter(rank=2, alpha=4.0)
     model = Downstream(causal_folder, length=16, adapter=adapter, base_dtype="bfloat16")
@@ -241,6 +249,7 @@ def test_a_base_in_bfloat16_under_an_adapter(causal_folder: Path) -> None:
     assert model.loss(rows) < start
 
 
+@pytest.mark.slow
 def test_bfloat16_is_of_the_products_and_ends_with_the_training(model: Downstream) -> None:
     rows, held_out = model.encode(texts()), {"u": model.encode(texts(5, 4))}
     model.reset()
@@ -254,6 +263,7 @@ def test_bfloat16_is_of_the_products_and_ends_with_the_training(model: Downstrea
     assert model.fine_tune(rows, TUNING) == exact
 
 
+@pytest.mark.slow
 def test_the_gradient_is_cut_where_the_key_says(model: Downstream) -> None:
     """AdamW does not see a gradient's scale, but for epsilon and changes between steps."""
     rows = model.encode(texts())

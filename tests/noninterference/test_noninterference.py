@@ -134,6 +134,7 @@ def _refuses(text: str) -> None:
         raise WireError(Refusal.MEMORY, "too long")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leak", "where"),
     [(_logs, "log"), (_warns, "log"), (_prints, "stderr"), (_refuses, "message")],
@@ -158,6 +159,7 @@ def test_a_node_that_tells_something_is_found(
     assert any(name.startswith(where) for name in found)
 
 
+@pytest.mark.slow
 def test_a_vector_that_is_not_forced_is_found(
     made: Callable[[Case, str], Seen], rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_vector_that_is_not_forced_is_found(
     assert any("reply" in name for name in found)
 
 
+@pytest.mark.slow
 def test_worlds_on_two_days_are_equal(
     made: Callable[[Case, str], Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:

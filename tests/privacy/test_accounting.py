@@ -140,6 +140,7 @@ def test_closed_form_never_understates_and_is_tight(sigma: float, log_delta: flo
         assert exact_delta(sigma, eps * (1 - 1e-4)) > delta * (1 - 1e-7)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(log_epsilon=st.floats(-4, math.log10(700)), log_delta=st.floats(-12, -1))
 def test_mu_never_understates_and_is_tight(log_epsilon: float, log_delta: float) -> None:
@@ -178,6 +179,7 @@ def test_calibration_never_exceeds_and_is_smallest(
     assert epsilon(found * (1 - 1e-6), rounds, delta) > target - 1e-11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "rounds", "rate"), [(1.0, 50, 0.1), (3.0, 10, 0.5)])
 def test_sampled_calibration_never_exceeds(target: float, rounds: int, rate: float) -> None:
     found = calibrate(target, rounds, LEFT, sampling_rate=rate)
@@ -198,6 +200,7 @@ MIXED: list[Releases] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("releases", MIXED)
 def test_composition_is_dp_accountings(releases: Releases) -> None:
     found = composed_epsilon(releases, LEFT)
@@ -208,6 +211,7 @@ def test_composition_is_dp_accountings(releases: Releases) -> None:
     assert composed_epsilon({**releases, (1.0, 0.5): 0, (math.inf, 0.2): 9}, LEFT) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("releases", MIXED)
 def test_charges_cost_what_dp_accounting_says(releases: Releases) -> None:
     charges = [
@@ -243,6 +247,7 @@ NODES: dict[str, Any] = {"epsilon": 1.0, "delta": DELTA, "rounds": 6}
 CENTRAL = NODES | {"training.noise": "aggregator"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "releases"),
     [
@@ -271,6 +276,7 @@ def test_a_statements_epsilon_is_dp_accountings(values: dict[str, Any], releases
         assert said.epsilon > 0.999 * config.epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("z", "rate", "target"),
     [(19.3, 1.0, 0.9195), (5.0, 1.0, 7.58), (3.4, 0.1, 0.9), (6.0, 0.5, 1.5)],
@@ -291,6 +297,7 @@ def kinds() -> dict[tuple[float, float], float]:
     return {(z, q): epsilon(z, 10, LEFT, sampling_rate=q) for z, q in grid}
 
 
+@pytest.mark.slow
 def test_more_noise_and_fewer_users_never_cost_more() -> None:
     """What a ledger of a plan rests on: in whatever mixture such releases come."""
     for (z, q), dear in kinds().items():
@@ -304,6 +311,7 @@ def test_more_noise_and_fewer_users_never_cost_more() -> None:
 # --- ends and errors ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_best_valid_bound_is_taken_and_named() -> None:
     """Where floats cannot tell, and where so many releases are convolved that a PLD says little."""
     least = 0.9 * accounting.SMALLEST_DELTA
@@ -330,6 +338,7 @@ def test_composition_is_closed_form() -> None:
     )
 
 
+@pytest.mark.slow
 def test_ends_of_the_scale() -> None:
     assert gaussian_epsilon(0.0, DELTA) == math.inf
     assert gaussian_epsilon(math.inf, DELTA) == 0.0

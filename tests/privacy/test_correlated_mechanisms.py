@@ -165,6 +165,7 @@ trees = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=120)
 @given(mechanism=trees, apart=st.integers(1, 13), most=st.integers(0, 12))
 def test_tree_sensitivity_is_that_of_all_patterns(mechanism, apart, most):

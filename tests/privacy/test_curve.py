@@ -45,6 +45,7 @@ def test_without_sampling_it_is_the_gaussians_curve(z: float, rounds: int, delta
         assert exact_delta(z / math.sqrt(rounds), epsilon) == pytest.approx(gaussians, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_default_run_against_dp_accounting() -> None:
     """Its accountant by privacy loss distributions, which rounds up, at the pairs of the curve."""
     made = privacy_plan(RunConfig())
@@ -56,6 +57,7 @@ def test_the_default_run_against_dp_accounting() -> None:
         assert epsilon <= found + 1e-9 and epsilon == pytest.approx(found, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_sampled_users() -> None:
     noise = {(2.0, 0.2): 5}
     curve = privacy_curve(noise, DELTA)

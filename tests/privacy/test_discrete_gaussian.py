@@ -151,6 +151,7 @@ def log_chance(n, block, stairs):
         return value + block * Decimal(2).ln() - Decimal(stairs.log_height)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(variance=st.one_of(variances, st.sampled_from(SCALES).map(lambda std: std**2)))
 def test_the_staircase_dominates_everywhere(variance):
@@ -258,6 +259,7 @@ def test_the_exact_decision_agrees(variance, monkeypatch):
     assert np.array_equal(sampler._accepted(1000, stairs, seeded_words(1)), floating)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variance", [2.0, 1e5])
 def test_the_exact_decision_has_the_distribution(variance, monkeypatch):
     monkeypatch.setattr(sampler, "_MARGIN", 2.0)

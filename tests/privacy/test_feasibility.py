@@ -50,6 +50,7 @@ def test_a_tiny_epsilon_for_few_users_is_hopeless() -> None:
     assert noise > 4000 and about(epsilon=0.001, noise=noise)[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [  # thousands of sampled rounds: the search for CTCL's noise takes a second each

@@ -89,6 +89,7 @@ def test_the_law_of_the_fourth_power(s, constant):
     assert abs(found - law) < 1.5 / s**2  # which it converges to
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", [4, 4.5, 5.3, 7.07, 11.7, 20, 40, math.sqrt(3000), LEAST_STD])
 def test_the_bound_is_above_what_is_measured_and_close(s):
     found, bound = measured(s), coordinate_distance(s, 100.0, 1.0)

@@ -244,6 +244,7 @@ def check_claim(rate, releases, sensitivity, delta, share=1.0):
     return epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.2, 1.0])
 @pytest.mark.parametrize("releases", [1, 2])
 @pytest.mark.parametrize("delta", [1e-2, 1e-3])

@@ -61,6 +61,7 @@ def charged(z: float, rate: float) -> Charge:
     return Charge("", "", "", 0, 0, z, "reserved", sampling_rate=rate)
 
 
+@pytest.mark.slow
 def test_exactly_the_plans_releases_fit(path: Path) -> None:
     """Which cost far less than without sampling."""
     ledger = make(path)
@@ -82,6 +83,7 @@ def test_exactly_the_plans_releases_fit(path: Path) -> None:
     assert path.read_bytes() == content
 
 
+@pytest.mark.slow
 def test_what_is_calibrated_is_what_its_ledger_is_made_for(path: Path) -> None:
     z = calibrate(TOTAL, ROUNDS, LEFT, sampling_rate=RATE)
     plan = sampled_plan((Kind(z, RATE, ROUNDS),), TOTAL, DELTA, TOTAL)
@@ -92,6 +94,7 @@ def test_what_is_calibrated_is_what_its_ledger_is_made_for(path: Path) -> None:
         make(path.with_name("more.jsonl"), (Kind(z, RATE, ROUNDS + 1),))
 
 
+@pytest.mark.slow
 def test_what_costs_less_is_covered(path: Path) -> None:
     ledger = make(path)
     for z, rate in ((Z, RATE), (Z * (1 - 1e-12), RATE), (2 * Z, RATE), (Z, RATE / 2), (9.0, 1e-3)):
@@ -219,6 +222,7 @@ RELEASES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(asked=RELEASES)
 def test_whatever_is_taken_costs_at_most_the_plan(asked: list[tuple[float, float]]) -> None:
@@ -237,6 +241,7 @@ def test_whatever_is_taken_costs_at_most_the_plan(asked: list[tuple[float, float
     assert charged_epsilon(alike, DELTA) == header.epsilon_of(alike)
 
 
+@pytest.mark.slow
 def test_a_charge_that_no_plan_covers_ends_the_ledger(path: Path) -> None:
     """Written by nobody: it counts as everything, and is not an overflow."""
     ledger = make(path)
@@ -282,6 +287,7 @@ def test_bad_plans(path: Path, plan: Kind, words: str) -> None:
         make(path, (*PLANNED, plan))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [

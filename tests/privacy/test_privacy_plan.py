@@ -140,6 +140,7 @@ SAMPLED = [  # to find the rest's noise takes seconds
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phases", SAMPLED)
 def test_sampled_mixtures(phases: list[Phase], tmp_path: Path) -> None:
     made = plan_privacy(2.0, DELTA, phases)

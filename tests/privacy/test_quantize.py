@@ -50,6 +50,7 @@ def encode(vector, plan):
 # --- encoding -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     vector=arrays.arrays(np.float64, st.integers(1, 40), elements=any_floats),

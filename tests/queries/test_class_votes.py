@@ -175,6 +175,7 @@ def populations(draw):
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     population=populations(),

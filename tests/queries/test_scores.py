@@ -232,6 +232,7 @@ def populations(draw):
     return rows, np.array(users, int), np.array(candidates, np.float32), groups, classes, labels
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=120)
 @given(
     population=populations(),
@@ -354,6 +355,7 @@ def test_rounding_never_passes_the_sensitivity(kind, sensitivity):
 # --- size -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("users", "size", "dimension"), [(6000, 6000, 16), (24_000, 8, 384), (9000, 1024, 384)]
 )

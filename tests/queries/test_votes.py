@@ -173,6 +173,7 @@ def populations(draw):
     return rows, np.array(users, dtype=int), np.array(candidates, dtype=np.float32)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     population=populations(),

@@ -14,10 +14,14 @@ def finish(process: Any, seconds: float = 1500) -> tuple[int, list[str], list[st
     return process.returncode, out.strip().splitlines(), err.strip().splitlines()
 
 
-def wait_for(path: Path, text: str, seconds: float = 1500) -> None:
+def wait_for(path: Path, process: Any, text: str = "", seconds: float = 1500) -> None:
+    """Until `text` is in the file, or the file or folder is there, by what `process` does.
+
+    What does not come in time takes no processor any more.
+    """
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if path.exists() and text in path.read_text():
-            return
-        time.sleep(0.02)
-    pytest.fail(f"{text!r} did not appear in {path} within {seconds} s")
+    while not path.exists() or (text and text not in path.read_text()):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.terminate()
+            pytest.fail(f"{text or path} did not appear: {process.communicate(timeout=1500)[1]}")
+        time.sleep(0.01)

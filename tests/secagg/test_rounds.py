@@ -44,6 +44,7 @@ def check(deaths: tuple[str, ...]) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 4])
 def test_every_pattern_of_deaths(n: int) -> None:
     outcomes = [check(deaths) for deaths in itertools.product((*STAGES, NEVER), repeat=n)]
@@ -51,6 +52,7 @@ def test_every_pattern_of_deaths(n: int) -> None:
     assert sum(outcomes) == {3: 1, 4: 1 + 4 * 5}[n]
 
 
+@pytest.mark.slow
 def test_patterns_of_five_and_six() -> None:
     poisson_sample = random.Random(0)
     stages = (*STAGES, *[NEVER] * 10)

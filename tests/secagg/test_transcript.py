@@ -52,6 +52,7 @@ def masked_of(vector: Any, n: int = 4, bits: int = 16) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_everything_sent_before_the_sum_is_alike_for_all_inputs() -> None:
     sessions, length = 60, 30
     zeros = [masked_of(np.zeros(length, int)) for _ in range(sessions)]

@@ -128,6 +128,7 @@ def test_other_methods_are_no_branches() -> None:
     assert not list(branches("x = tuning.method == 'dpo' or isinstance(noise, AggregatorNoise)"))
 
 
+@pytest.mark.slow
 def test_only_the_table_and_the_recipes_know_methods() -> None:
     found: dict[str, list[int]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -17,6 +17,7 @@ TINY = {f"models.{kind}": "tiny" for kind in ("infiller", "generator", "downstre
 SEEDS = {"method": "pretext", "expand.samples": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "needed"),
     [

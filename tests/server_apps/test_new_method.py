@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import privsyn_flower
 from tests.conftest import sentences
 from tests.server_apps.in_process import write_rows
@@ -115,6 +117,7 @@ run_on(grid_for(conftest.LoopbackGrid, simulated(config)), config, shared / "run
 """
 
 
+@pytest.mark.slow
 def test_a_method_is_three_files(tmp_path: Path) -> None:
     copy = tmp_path / "privsyn_flower"
     copy.mkdir()

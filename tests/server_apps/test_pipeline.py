@@ -37,6 +37,7 @@ STARTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", STARTED)
 def test_paper_configs_start(
     path: Path, tmp_path: Path, loopback: Any, masked_folder: Path, causal_folder: Path
@@ -112,6 +113,7 @@ def test_the_same_apps_run_a_deployed_federation(tmp_path: Path, loopback: Any) 
     assert not any(text in seen for text in private)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["votes", "scores"])
 def test_a_sampled_run_goes_on_with_its_plan(tmp_path: Path, loopback: Any, kind: str) -> None:
     """Votes and scores: killed after a release, resumed, and charged once for each."""

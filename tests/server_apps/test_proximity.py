@@ -46,6 +46,7 @@ FTRL: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_writes_what_its_model_keeps(
     shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:

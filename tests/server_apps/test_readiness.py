@@ -52,6 +52,7 @@ def server() -> Iterator[Fake]:
     fake.server.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "words"),
     [

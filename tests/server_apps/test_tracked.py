@@ -111,6 +111,7 @@ def test_a_resumed_run_repeats_no_step(
     assert [end["status"] for end in told(path, "end")] == ["stopped", "finished"]
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_whatever_its_tracker_does(
     shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,

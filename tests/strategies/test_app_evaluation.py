@@ -164,6 +164,7 @@ STRATEGIES: dict[str, TrainingStrategy] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name == "poisson")) for name in STRATEGIES],
@@ -472,6 +473,7 @@ def app() -> Iterator[ClientApp]:
     yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [

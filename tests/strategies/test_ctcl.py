@@ -92,6 +92,7 @@ def test_the_numbers_of_the_design_for_the_demo() -> None:
     assert found.main.multiplier == pytest.approx(1.96, abs=0.01)
 
 
+@pytest.mark.slow
 def test_sampling_amplifies_the_rounds_and_not_the_histogram() -> None:
     """One unsampled release beside sampled rounds, composed by privacy loss distributions."""
     poisson_sample = Sampler("poisson", 0.1)
@@ -148,6 +149,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_the_histogram_is_asked_once_and_then_the_rounds(
     tmp_path: Path,
@@ -292,6 +294,7 @@ def test_the_topics_travel_as_the_histogram_has_them(base: Path) -> None:
 # In any ServerApp --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_start_counts_trains_and_writes(tmp_path: Path, loopback: Any, base: Path) -> None:
     grid = nodes(tmp_path, loopback, base)
     result = started(made(base, filter=False), grid, tmp_path / "run")

@@ -250,6 +250,7 @@ def test_adaptive_clipping_moves_the_norm(tmp_path: Path, loopback: Any) -> None
     assert query.bound == pytest.approx(0.01 * math.sqrt(1 + indicator**2))
 
 
+@pytest.mark.slow
 def test_sampled_users_are_counted_by_the_rate(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers()
     result = train(loopback(nodes), tmp_path, DPFedAvg(WIDE, sampler=POISSON), num_rounds=1)
@@ -411,6 +412,7 @@ def test_an_aggregators_noise_is_there(tmp_path: Path, loopback: Any) -> None:
 # Resume -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_at_any_write_it_ends_with_the_same_bits(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def train(grid: Any, folder: Path, strategy: DPFTRL, **options: Any) -> Training
     return strategy.start(grid, record(arrays), **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mechanism", "options"),
     [
@@ -196,6 +197,7 @@ def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys.secrets, "token_bytes", lambda size: b"k" * size)
 
 
+@pytest.mark.slow
 def test_killed_at_any_write_it_ends_with_the_same_bits(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, one_key: None
 ) -> None:

@@ -150,6 +150,7 @@ def every_byte(grid: Any) -> bytes:
     return b"\n".join(found)
 
 
+@pytest.mark.slow
 def test_figures_charge_and_resume(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:

@@ -77,6 +77,7 @@ def scores_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> 
 # --- honest ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calm")
 def test_an_honest_release_passes_and_the_bound_is_tight() -> None:
     result = command("--trials", str(MANY), "--json")
@@ -99,6 +100,7 @@ def test_an_honest_release_passes_and_the_bound_is_tight() -> None:
     assert (found["kind"], found["trials"], found["contradiction"]) == ("votes", MANY, False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calm")
 @pytest.mark.parametrize(
     "changed",
@@ -289,6 +291,7 @@ def halves(rng: np.random.Generator, mu: float, size: int) -> tuple[Any, Any]:
     return rng.normal(mu, 1.0, size), rng.normal(mu, 1.0, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.0, 0.5, 3.0])
 def test_the_bound_holds_at_its_confidence(mu: float) -> None:
     rng = np.random.default_rng(7)

@@ -28,6 +28,7 @@ def test_plane_holds_the_two_widest_directions():
         principal_plane(rows[:1])
 
 
+@pytest.mark.slow
 def test_pictures_are_written(tmp_path):
     rng = np.random.default_rng(0)
     rounds = [rng.normal(size=(30, 8)) for _ in range(4)]

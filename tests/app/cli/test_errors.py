@@ -134,6 +134,7 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     assert "scipy" in result.stderr and "privsyn-flower[strategies]" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "drawn"),
     [

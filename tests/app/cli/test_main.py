@@ -175,6 +175,7 @@ def test_data_check_of_a_file_without_users_is_short(tmp_path: Path) -> None:
     assert "users: 5,000" in result.output and 'user-column = ""' in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

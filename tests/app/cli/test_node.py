@@ -204,6 +204,7 @@ def test_roster_check(tmp_path: Path) -> None:
     assert "twice" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["show"], ["key"], ["forget", "a"]])
 def test_no_model_library_is_loaded(tmp_path: Path, command: list[str]) -> None:
     code = (

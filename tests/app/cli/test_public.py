@@ -103,6 +103,7 @@ def test_what_cannot_be_done_is_said_on_one_line(
     assert result.stdout == "" and words in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["filter.state.json", "coverage.json"])
 @pytest.mark.parametrize("damage", ["{", "[]", '{"bytes": 0}'])
 def test_a_damaged_file_of_the_folder_is_named(file: Path, name: str, damage: str) -> None:

@@ -382,12 +382,14 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         os.kill(int(made[0].notes.read_text().split()[0]), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_the_run(terminal: Callable[..., Terminal]) -> None:
     run = terminal()
     run.close()
     ends_with_nothing_left(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_each_signal_ends_the_run(terminal: Callable[..., Terminal], sign: int) -> None:
     # Tests that run in the background have SIGINT ignored.
@@ -396,6 +398,7 @@ def test_each_signal_ends_the_run(terminal: Callable[..., Terminal], sign: int) 
     ends_with_nothing_left(run)
 
 
+@pytest.mark.slow
 def test_nohup_outlives_its_terminal(terminal: Callable[..., Terminal]) -> None:
     run = terminal(prepare=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     run.process.send_signal(signal.SIGHUP)

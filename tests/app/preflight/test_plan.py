@@ -41,6 +41,7 @@ def planned(config: RunConfig, folder: Path, machine: Machine = BOX) -> Plan:
     return plan_of(absolute_paths(config, folder), folder, machine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAPERS, ids=lambda p: p.stem)
 def test_every_paper_configuration_has_a_plan(path: Path, tmp_path: Path) -> None:
     config = load_config(path, {"cache": str(tmp_path / "cache")})

@@ -433,6 +433,7 @@ def _number(value: str) -> float | str:
 POISSON = ("sampler=poisson", "sampling-rate=0.5", "population-name=phones", "epsilon=8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spent", "room"), [(0, 8), (4, 5), (9, 0)])
 def test_a_ledger_of_a_plan_counts_releases(place: Path, run: Run, spent: int, room: int) -> None:
     config = load_config(place / "run.toml", chosen(*POISSON))
@@ -557,6 +558,7 @@ def test_findings_are_lines(place: Path) -> None:
     assert len(found) == 2 and all(isinstance(f, Finding) and "\n" not in f.text for f in found)
 
 
+@pytest.mark.slow
 def test_no_model_library_is_imported_to_look(place: Path) -> None:
     code = f"""
 import sys

@@ -54,6 +54,7 @@ def test_a_text_that_is_cut_at_max_tokens_is_one(canned: Start, tmp_path: Path) 
         assert texts(ask.ask(requests(1))) == {0: "one two"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [

@@ -457,6 +457,7 @@ def kill_after(server: Canned, config: Path, stage: str, asked: int) -> None:
     process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["filter", "chat"])
 def test_after_kills_nothing_that_was_answered_is_asked_again_and_nothing_is_lost(
     canned: Server, settings: Any, tmp_path: Path, stage: str

@@ -93,6 +93,7 @@ def test_a_trusted_aggregator_and_chosen_text() -> None:
     assert items["3c"].endswith("-zCDP.")
 
 
+@pytest.mark.slow
 def test_noise_of_each_kind_of_question() -> None:
     """A histogram may have far less of it than the rounds."""
     ctcl = {"method": "ctcl", "training.noise": "nodes", "epsilon": 7.58}

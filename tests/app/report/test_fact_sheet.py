@@ -38,6 +38,7 @@ def of(name: str = "pretext", **more: Any) -> dict[str, str]:
     return {item.source.rpartition(": ")[2]: item.answer for item in items}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_every_point_has_an_answer(name: str) -> None:
     found = of(name)

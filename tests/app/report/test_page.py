@@ -186,6 +186,7 @@ def test_a_policy_forbids_the_network(tmp_path: Path) -> None:
     assert "unsafe" not in policy and "connect-src" not in policy and "http" not in policy
 
 
+@pytest.mark.slow
 def test_a_page_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned, "COUNT_LIMIT", 3000)
     texts = [{"text": f"word{n} " + "long " * 2000} for n in range(5000)]

@@ -64,6 +64,7 @@ def twice(name: str, folder: Path) -> None:
     found.run_ended({"rounds": 3, "benchmark": 0.9, "privacy_short": f"{SENTENCE} Simulated."})
 
 
+@pytest.mark.slow
 def test_tensorboards_files_are_read_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -221,6 +222,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_killed_is_written_to_its_end(sign: int, tmp_path: Path) -> None:
     """Its trackers read what is left when the pipe ends, and end themselves."""

@@ -30,6 +30,7 @@ def rows(folder: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_grid_is_run_once_and_written(
     grid: Path, tmp_path: Path, stand_in: Sequence[str], calls: Calls
 ) -> None:
@@ -126,6 +127,7 @@ def test_methods_that_need_a_gpu_or_were_not_asked_for_are_left_out_and_named(
     assert left_out(outcomes) == ["PrE-Text: 4 not run", "dp-ftrl: 1 not run"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_run_is_told_beforehand(
     grid: Path, tmp_path: Path, stand_in: Sequence[str], calls: Calls
 ) -> None:
@@ -144,6 +146,7 @@ def test_what_cannot_be_run_is_told_beforehand(
     assert len(calls()) == 7 and len(failures(outcomes)) == 2
 
 
+@pytest.mark.slow
 def test_a_run_of_another_configuration_never_counts(
     grid: Path, tmp_path: Path, stand_in: Sequence[str], calls: Calls
 ) -> None:
@@ -166,6 +169,7 @@ def test_a_run_of_another_configuration_never_counts(
     assert (other / CELL_CONFIG).exists()
 
 
+@pytest.mark.slow
 def test_kept_summaries_stand_for_their_configuration_alone(
     grid: Path, tmp_path: Path, stand_in: Sequence[str], calls: Calls
 ) -> None:
@@ -193,6 +197,7 @@ def test_kept_summaries_stand_for_their_configuration_alone(
     assert [line.partition("-epsilon")[2][:7] for line in calls()[9:]] == ["2-seed1"]
 
 
+@pytest.mark.slow
 def test_a_kept_summary_outlives_a_local_models_folder(
     grid: Path, tmp_path: Path, stand_in: Sequence[str]
 ) -> None:
@@ -255,6 +260,7 @@ def test_a_damaged_summary_is_named_and_stops_no_other(
     assert f"{kept} is damaged" in look(cell).reason and not look(cell).blocked
 
 
+@pytest.mark.slow
 def test_set_is_for_every_run_and_not_for_what_varies(
     grid: Path, tmp_path: Path, stand_in: Sequence[str]
 ) -> None:
@@ -285,6 +291,7 @@ def test_another_file_takes_the_place_of_the_methods(
     assert "Lowest loss: epsilon 1000" in page and "minus" not in page
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_runs(grid: Path, tmp_path: Path, stand_in: Sequence[str]) -> None:
     code = (
         "import sys; from pathlib import Path\n"

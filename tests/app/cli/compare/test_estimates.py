@@ -260,6 +260,7 @@ def test_names_are_no_markup_in_headings_and_sentences() -> None:
     assert all("minus" in h or h[:3] in ("## ", "# o") for h in heads) and "# x" not in heads
 
 
+@pytest.mark.slow
 def test_names_in_pictures_are_no_mathematics(tmp_path: Path) -> None:
     """An unclosed group between two dollars would be an error of matplotlib's."""
     given = grid_of(["250", "1000"])
@@ -273,6 +274,7 @@ def test_names_in_pictures_are_no_mathematics(tmp_path: Path) -> None:
     assert plain("_train") == " _train" and plain("a $b$\nc") == r"a \$b\$ c"
 
 
+@pytest.mark.slow
 def test_pictures_of_one_grid(tmp_path: Path) -> None:
     grid = grid_of()
     values = {"text": [[0.2, 0.22]] * 3, "train": [[0.25, 0.26]] * 3}
