@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.common.arrays import F32
-from privsyn_flower.text import kmeans
+from privsyn_flower.text import kmeans, topic_training
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.encoders import unit
 from privsyn_flower.text.kmeans import spherical_kmeans
