@@ -20,7 +20,7 @@ from privsyn_flower.data.chats import senders
 from privsyn_flower.data.chunks import join_short
 from privsyn_flower.data.federation import prepared_key
 from privsyn_flower.data.findings import LeftOut
-from privsyn_flower.data.messages import FEW, Joined, samples_of
+from privsyn_flower.data.messages import FEW, POOL, Joined, samples_of
 
 Turn = list[dict[str, str]]
 Conversations = dict[str, dict[str, list[Turn]]]
@@ -208,9 +208,24 @@ def test_the_pool_is_missing_or_damaged(
     monkeypatch.setattr("privsyn_flower.data.messages.POOL", tmp_path / "none.gz")
     with pytest.raises(DataError, match=r"data\.public-path, or set data\.minority-share = 0"):
         prepare(DataConfig(**SMALL), tmp_path)
+    monkeypatch.setattr("privsyn_flower.data.messages.POOL", pool)  # not the recorded one
+    with pytest.raises(DataError, match=r"does not have the sha256 of public\.json beside it"):
+        prepare(DataConfig(**SMALL), tmp_path)
     pool.write_bytes(pool.read_bytes()[:-9])
     with pytest.raises(DataError, match=r"cannot be read as JSON lines packed by gzip"):
         prepare(DataConfig(**SMALL, public_path=str(pool)), tmp_path)
+
+
+def test_the_messages_that_ship_are_the_near_domain(
+    tmp_path: Path, install: Callable[[Conversations], Path]
+) -> None:
+    install(made(12))
+    federation = Federation(prepare(DataConfig(**SMALL), tmp_path / "cache"))
+    labels, texts = federation.public_labels(), federation.public()
+    shipped = " ".join(json.loads(row)["text"] for row in gzip.decompress(
+        POOL.read_bytes()).splitlines())  # fmt: skip
+    near = [text for text, label in zip(texts, labels, strict=True) if label == "messages"]
+    assert near and all(" ".join(text.split()) in " ".join(shipped.split()) for text in near)
 
 
 def test_users_are_who_wrote() -> None:

@@ -265,13 +265,21 @@ def items(answer: str, *, cut: bool) -> list[str]:
 # Of an answer that talks about the task, or as an assistant.
 _ASIDE = re.compile(
     r"\b(text messages? about|short messages?|as an ai|language model|sure, here|here (?:is|are) "
-    r"(?:a|some|the) (?:list|message|text)|\(from a (?:wo)?man)\b",
+    r"(?:a|some|the) (?:list|message|text)|\(from a (?:wo)?man|"
+    r"feeling \w+, (?:morning|afternoon|night))\b|\[[^\]]*\]",  # the heading's scene; [city]
+    re.IGNORECASE,
+)
+# What a package should not put into the mouths of invented people, some of whom are 15.
+RUDE = re.compile(
+    r"\b(sex|sexy|sexual|horny|naked|nudes?|porn|virgins?|fuck\w*|shit\w*|bitch\w*|asshole|whore|"
+    r"slut|bed with (?:you|me|him|her)|rape\w*|suicid\w*|kill (?:yourself|myself))\b",
     re.IGNORECASE,
 )
 # What may be somebody's, and names of lists: addresses, numbers, links, handles.
 _ADDRESS = re.compile(r"https?:|www\.|@|\d{5,}|\b\d{3}[-. ]\d{3,4}\b|#\w", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
-LONGEST, OFTEN, RUN = 60, 3, 3  # words of a message; times that as many words in a row may recur
+_HELD = re.compile(r"([^\W\d_])\1{6}")  # a letter held down
+LONGEST = 60  # words of a message
 
 
 class Sieve:
@@ -304,20 +312,27 @@ def _fault(text: str, words: list[str]) -> str:
         return "about the task"
     if _ADDRESS.search(text):
         return "with an address or number"
+    if RUDE.search(text):
+        return "sexual or abusive"
     if any(unicodedata.category(letter)[0] == "L" and not letter.isascii() for letter in text):
         return "with letters beyond English"
-    return "going round" if goes_round(words) else ""
+    return "going round" if _HELD.search(text) or goes_round(words) else ""
 
 
 def goes_round(words: list[str]) -> bool:
-    """Whether a text repeats itself: a word three times in a row, or RUN words OFTEN times, or
-    more than half of its words are repetitions (of ten words and more)."""
+    """Whether a text repeats itself: a word three times in a row, three words three times, four
+    words twice, or more than half of its words are repetitions (of ten words and more)."""
     if any(len(set(words[at : at + 3])) == 1 for at in range(len(words) - 2)):
         return True
-    runs = Counter(tuple(words[at : at + RUN]) for at in range(len(words) - RUN + 1))
-    if runs and max(runs.values()) >= OFTEN:
+    if _most(words, 3) >= 3 or _most(words, 4) >= 2:
         return True
     return len(words) >= 10 and 2 * len(set(words)) < len(words)
+
+
+def _most(words: list[str], run: int) -> int:
+    """How often the run of so many words that occurs most often occurs."""
+    runs = Counter(tuple(words[at : at + run]) for at in range(len(words) - run + 1))
+    return max(runs.values(), default=0)
 
 
 def _bare(text: str) -> str:

@@ -18,6 +18,7 @@ from privsyn_flower.app.public.corpus import write_chats
 from privsyn_flower.app.public.journal import read_state
 from privsyn_flower.app.public.messages import (
     OTHERS,
+    RUDE,
     SHOWN,
     TOPICS,
     Sieve,
@@ -68,10 +69,16 @@ def test_an_answer_is_cut_into_messages(answer: str, cut: bool, found: list[str]
         (" ".join(f"w{a}{b}" for a in "abcdefgh" for b in "abcdefgh"), "too long"),
         ("Sure, here is one more", "about the task"),
         ("more short text messages about food", "about the task"),
+        ("46 years old, feeling tired, morning of a Friday", "about the task"),
+        ("one of my favorite places in [city]", "about the task"),
+        ("I look bad naked", "sexual or abusive"),
         ("call me at 555-0100 ok", "with an address or number"),
         ("write to a@b.example", "with an address or number"),
         ("das wäre schön", "with letters beyond English"),
         ("so so so tired", "going round"),
+        ("I love him soooooooooo", "going round"),
+        ("I love the sea, I love the sea", "going round"),
+        ("I love the sea and the sky", ""),
         ("I will go and I will go and I will go", "going round"),
     ],
 )  # fmt: skip
@@ -125,6 +132,7 @@ def test_the_shipped_messages_are_what_their_record_says() -> None:
     rows = [json.loads(line) for line in gzip.decompress(packed).splitlines()]
     assert len(rows) == len({row["text"] for row in rows}) == told["texts"]
     assert told["messages"] >= 3000
+    assert not [row["text"] for row in rows if RUDE.search(row["text"])]
     assert {row["topic"] for row in rows} == set(TOPICS)
     shipped = load_public_config(CONFIG)
     assert told["settings"]["models.generator"] == shipped.models.generator
