@@ -173,7 +173,7 @@ def test_a_run_of_another_configuration_never_counts(
 def test_kept_summaries_stand_for_their_configuration_alone(
     grid: Path, tmp_path: Path, stand_in: Sequence[str], calls: Calls
 ) -> None:
-    grid.write_text(grid.read_text().replace("title", 'kept = "kept"\ntitle'))
+    grid.write_text(grid.read_text().replace("title", 'archive = "kept"\ntitle'))
     compare_command(grid, out=tmp_path / "one", program=stand_in)
     kept = tmp_path / "kept"
     assert len(list(kept.glob("*-seed?.json"))) == len(list(kept.glob("*.toml"))) == 9
@@ -204,7 +204,7 @@ def test_a_kept_summary_outlives_a_local_models_folder(
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"one")
-    text = grid.read_text().replace("title", 'kept = "kept"\ntitle')
+    text = grid.read_text().replace("title", 'archive = "kept"\ntitle')
     grid.write_text(text.replace("[set]", f'[set]\nmodels.downstream = "{model}"'))
     compare_command(grid, out=tmp_path / "one", program=stand_in)
 
@@ -231,7 +231,7 @@ def test_a_kept_summary_outlives_a_local_models_folder(
 def test_a_damaged_summary_is_named_and_stops_no_other(
     grid: Path, tmp_path: Path, stand_in: Sequence[str], calls: Calls
 ) -> None:
-    text = grid.read_text().replace("title", 'kept = "kept"\ntitle')
+    text = grid.read_text().replace("title", 'archive = "kept"\ntitle')
     grid.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
     given = {"configs": [grid.with_name("pretext.toml")], "program": stand_in}
     _, outcomes = compare_command(grid, out=tmp_path / "one", **given)
