@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,23 @@ def test_nobodys_vector_depends_on_who_is_in_a_block(
         own = total({name: USERS[name]})
         assert own.any()
         np.testing.assert_array_equal(total(others) + own, whole)
+
+
+def test_a_log_whose_folder_is_gone_stops_nothing(tmp_path: Path) -> None:
+    """Data are read before the next node's log is open: what they tell goes to the last one's."""
+    folder = tmp_path / "node-6"
+    node = Node(
+        Hello(60, 0, deployed=False), folder, "ngram-64", "cpu", None, None, lambda: USERS,
+        memory=WHOLE,
+    )  # fmt: skip
+    log = node.log()
+    log.info("one")
+    assert "one" in (folder / "node.log").read_text()
+    for handler in log.handlers:
+        handler.close()
+    shutil.rmtree(folder)
+    log.info("two")
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("memory", [0, -1, 1.5, True, "2 GB"])

@@ -110,8 +110,12 @@ def test_plain_flwr_run_with_rays_address(
     command = ["flwr", "run", str(ROOT), "--stream", "--run-config", str(config)]
     command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
     environment = flower_environment | {"RAY_ADDRESS": cluster[0].address}
-    result = flwr(command, environment, tmp_path)
-    log = result.stdout + result.stderr
+    for _ in range(2):  # a simulation that a busy machine kept waiting for Ray ends with code 700
+        result = flwr(command, environment, tmp_path)
+        log = result.stdout + result.stderr
+        if "exit-codes/700" not in log:
+            break
+        print(log, (tmp_path / "superlink.log").read_text())
     assert result.returncode == 0, log
     assert f"privsyn INFO Ray cluster at {cluster[0].address}: 2 nodes with 4 CPUs" in log
     assert "privsyn INFO rounds 2/2" in log and (folder / "report.html").exists()

@@ -103,6 +103,10 @@ class Node:
 class _QuietFileHandler(logging.FileHandler):
     """A log that cannot be written is given up: its failure must change nothing else."""
 
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # a closed one opens its file again, maybe in no folder
+            super().emit(record)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         return
 
