@@ -177,6 +177,8 @@ class HuggingFaceGenerator:
                 for place, i in enumerate(batch):
                     result[i] = texts[place * n : (place + 1) * n]
                 advance(len(texts))
+        if self.device == "cpu":
+            empty_cache(self.device)
         return result
 
     def use_adapter(self, folder: Path | None) -> None:

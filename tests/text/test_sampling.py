@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from privsyn_flower.text.models import decoding  # noqa: E402
 from privsyn_flower.text.models.decoding import choose_tokens, penalise  # noqa: E402
 
 LOGITS = torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0], [0.0, 0.5, 0.4, 2.0, 1.9]])
@@ -113,3 +114,20 @@ def test_ranks_of_equal_weights_do_not_matter() -> None:
     moved = choose_tokens(nudged.expand(1000, 600), uniforms, top_p=0.999)
     kept = choose_tokens(logits.expand(1000, 600), uniforms, top_p=0.999)
     assert float((moved == kept).float().mean()) > 0.9
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 4.0, 30.0])
+@pytest.mark.parametrize("ties", [False, True])
+def test_ranking_the_likeliest_alone_keeps_the_same_tokens(scale: float, ties: bool) -> None:
+    """In a large vocabulary: flat and steep rows, equal weights at the edge, tokens of none."""
+    logits = torch.randn(12, 9000, generator=torch.manual_seed(0)) * scale
+    logits = logits.round() if ties else logits
+    logits[:, 100:900] = -torch.inf
+    weights = torch.softmax(logits, -1)
+    assert weights.shape[1] > 4 * decoding.LIKELY
+    for top_p in (0.01, 0.5, 0.95, 0.999):
+        ranked, order = weights.sort(dim=-1, descending=True, stable=True)
+        ranked[ranked.cumsum(-1) - ranked >= top_p] = 0
+        ranked[:, 0].clamp_(min=torch.finfo(ranked.dtype).tiny)
+        want = torch.zeros_like(weights).scatter(1, order, ranked)
+        assert torch.equal(decoding._nucleus(weights, top_p), want)

@@ -98,6 +98,45 @@ def penalise(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.
     return logits.scatter(1, seen, torch.where(found > 0, found / penalty, found * penalty))
 
 
+LIKELY = 1024  # tokens that are ranked first: a nucleus is seldom larger, and a sort costs more
+
+
+def _nucleus(weights: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Weights (r, v) with those of all tokens but the likeliest, whose mass reaches top_p, zero.
+
+    Of equal ones those of lower number are likelier. Drawn in the vocabulary's order: where two
+    weights are all but equal, their ranks may change with the last bits of the logits, and with
+    them every token behind the two.
+    """
+    import torch
+
+    if weights.shape[1] <= 4 * LIKELY:
+        return _cut(weights, *weights.sort(dim=-1, descending=True, stable=True), top_p)
+    ranked, order = weights.topk(LIKELY, dim=-1, sorted=False)
+    order, rank = order.sort(dim=-1)
+    ranked, rank = ranked.gather(1, rank).sort(dim=-1, descending=True, stable=True)
+    # Of as many as the last one's weight some may be missing: the nucleus must end before them.
+    before = torch.where(ranked > ranked[:, -1:], ranked, 0.0).cumsum(-1)[:, -1]
+    kept = _cut(weights, ranked, order.gather(1, rank), top_p)
+    if (wide := before < top_p).any():
+        kept[wide] = _cut(
+            weights[wide], *weights[wide].sort(dim=-1, descending=True, stable=True), top_p
+        )
+    return kept
+
+
+def _cut(
+    weights: torch.Tensor, ranked: torch.Tensor, order: torch.Tensor, top_p: float
+) -> torch.Tensor:
+    """The weights (r, v) of the first of those ranked (r, k), at places `order`; others zero."""
+    import torch
+
+    # A token stays while the mass before it is below top_p, so the first always stays.
+    ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0.0)
+    ranked[:, 0].clamp_(min=torch.finfo(ranked.dtype).tiny)
+    return torch.zeros_like(weights).scatter(1, order, ranked)
+
+
 def _choose_block(
     logits: torch.Tensor,
     uniforms: torch.Tensor,
@@ -117,13 +156,7 @@ def _choose_block(
         logits = logits.masked_fill(logits < least, -torch.inf)
     weights = torch.softmax(logits / temperature, dim=-1)
     if top_p < 1:
-        ranked, order = weights.sort(dim=-1, descending=True, stable=True)
-        # A token stays while the mass before it is below top_p, so the first always stays.
-        ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0.0)
-        ranked[:, 0].clamp_(min=torch.finfo(ranked.dtype).tiny)
-        # Drawn in the vocabulary's order: where two weights are all but equal, their ranks may
-        # change with the last bits of the logits, and with them every token behind the two.
-        weights = torch.zeros_like(weights).scatter(1, order, ranked)
+        weights = _nucleus(weights, top_p)
     mass = weights.cumsum(-1)
     total = mass[:, -1:]
     # In float32, u * total can round up to total, which would point past the last token of

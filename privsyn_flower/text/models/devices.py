@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -58,8 +59,11 @@ def training_device(name: str = "auto") -> str:
 
 
 def empty_cache(device: str) -> None:
-    """Give memory that torch holds but no longer uses back to the accelerator."""
+    """Give memory that torch holds but no longer uses back to the accelerator, or the system."""
     if device == "cpu":
+        # Batches of many sizes leave pieces that glibc keeps: 1.2 GB after 256 texts of SmolLM2.
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
         return
     import gc
 
