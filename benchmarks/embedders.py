@@ -32,7 +32,7 @@ EMBEDDERS = ("minilm (torch)", "minilm", "minilm-int8", "ngram-256")
 
 def texts(count: int) -> list[str]:
     """Docstrings of the demo's public packages, drawn by a fixed seed."""
-    config = load_config(ROOT / "configs" / "demo.toml")
+    config = load_config(ROOT / "configs" / "docstrings-demo.toml")
     found = sorted(set(Federation(prepare(config.data, cache_folder(config))).public()))
     return random.Random(0).sample(found, count)
 

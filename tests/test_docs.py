@@ -294,7 +294,7 @@ def test_the_sentence_is_that_of_the_defaults() -> None:
     said = statement(config)
     assert quoted == said.sentence()
     assert f"<!-- short:start -->\n> {said.short()}\n<!-- short:end -->" in page
-    demo = load_config(ROOT / "configs" / "demo.toml")
+    demo = load_config(ROOT / "configs" / "chats-demo.toml")
     shown = statement(demo).short()
     marked = f"<!-- demo-sentence:start -->\n> {shown}\n<!-- demo-sentence:end -->"
     assert marked in text_of(ROOT / "README.md")

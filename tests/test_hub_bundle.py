@@ -52,7 +52,7 @@ def test_it_is_built_and_both_apps_load_from_it(bundle: Path) -> None:
 def test_what_it_holds_is_tracked_and_no_part_of_a_model(bundle: Path) -> None:
     names = {p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file()}
     assert names - {"pyproject.toml"} <= set(tracked(ROOT))
-    assert {"LICENSE", "README.md", "docs/runs.md", "configs/demo.toml"} < names
+    assert {"LICENSE", "README.md", "docs/runs.md", "configs/docstrings-demo.toml"} < names
     assert "privsyn_flower/privacy/coefficients/blt.json" in names
     assert not [name for name in names if "/assets/" in name or name.startswith("tests")]
     assert not [name for name in names if name.startswith(("strategies", "client_apps"))]  # links

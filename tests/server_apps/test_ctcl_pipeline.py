@@ -569,7 +569,7 @@ def test_shipped_configurations() -> None:
     assert demo.epsilon == 7.58 and privacy_plan(demo).epsilon <= 7.58
     # CTCL.md, section 10: a tenth of mu^2 for the histogram, and eight rounds.
     assert privacy_plan(demo)[TOPICS].multiplier == pytest.approx(2.08, rel=0.5)
-    like = load_config(CONFIGS / "demo.toml")
+    like = load_config(CONFIGS / "docstrings-demo.toml")
     assert demo.data == like.data and demo.expand.samples == like.expand.samples
     assert demo.evaluation == like.evaluation and demo.models.downstream == "tiny"
     assert fast.ctcl.topic_count == 8 and not fast.benchmark

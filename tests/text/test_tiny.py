@@ -254,7 +254,7 @@ USUAL = {kind: as_dict(kind) for kind in RECIPES}  # before the fixture makes th
 
 @pytest.mark.parametrize("kind", sorted(USUAL))
 def test_the_shipped_models_serve_the_demo_and_know_no_private_package(kind):
-    demo = load_config(Path(__file__).parents[2] / "configs" / "demo.toml")
+    demo = load_config(Path(__file__).parents[2] / "configs" / "docstrings-demo.toml")
     asset = find_asset(kind)
     assert asset.is_of(package_sides(demo))
     assert not asset.knows(split_list(demo.data.private_packages))
@@ -270,7 +270,7 @@ def test_the_shipped_models_serve_the_demo_and_know_no_private_package(kind):
 
 @pytest.mark.parametrize("kind", ["generator", "conditional", "infiller"])
 def test_the_small_models_serve_the_demo_and_know_no_private_package(kind):
-    demo = load_config(Path(__file__).parents[2] / "configs" / "demo.toml")
+    demo = load_config(Path(__file__).parents[2] / "configs" / "docstrings-demo.toml")
     private = split_list(demo.data.private_packages)
     assert getattr(demo.models, kind) == ("tiny" if kind == "conditional" else "small")
     assert embedded(kind, "small") == f"small-{kind}"
@@ -286,7 +286,7 @@ def test_the_small_models_serve_the_demo_and_know_no_private_package(kind):
 
 def test_a_small_model_that_knows_what_is_private_is_refused():
     demo = load_config(
-        Path(__file__).parents[2] / "configs" / "demo.toml",
+        Path(__file__).parents[2] / "configs" / "docstrings-demo.toml",
         {"data.private-packages": "sympy", "data.public-packages": "torch"},
     )
     with pytest.raises(ConfigError, match=r"models.generator = 'small'.*has read sympy, private"):

@@ -23,7 +23,7 @@ from privsyn_flower.common.terminal import escaped
 RESUMED = "interrupted; the same command goes on where it was"
 
 Config = Annotated[
-    Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
+    Path | None, typer.Argument(help="TOML file; default: the demo (configs/chats-demo.toml).")
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")

@@ -132,8 +132,8 @@ def _check_place(config: RunConfig, federation: LocalFederation | None) -> None:
 
 
 def default_config() -> Path | None:
-    """configs/demo.toml beside the package (a clone); None: the built-in defaults."""
-    demo = Path(__file__).resolve().parents[3] / "configs" / "demo.toml"
+    """configs/chats-demo.toml beside the package (a clone); None: the built-in defaults."""
+    demo = Path(__file__).resolve().parents[3] / "configs" / "chats-demo.toml"
     return demo if demo.exists() else None
 
 

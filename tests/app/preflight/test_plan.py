@@ -132,7 +132,7 @@ def test_scores_of_users_who_agree_are_as_large_as_told(classes: int) -> None:
 
 
 def test_bytes_are_those_of_the_wire(tmp_path: Path) -> None:
-    config = load_config(ROOT / "configs" / "demo.toml")
+    config = load_config(ROOT / "configs" / "docstrings-demo.toml")
     rows = np.random.default_rng(1).standard_normal((384, 384)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     real = Query.votes(rows, bound=1.0, model="").packed[0].nbytes
@@ -155,7 +155,7 @@ def test_unknown_models_are_said_to_be_unknown(tmp_path: Path) -> None:
     assert plan.exchange.up is None and plan.stages[-1].seconds is None
     assert "unknown" in plans.described(plan) and plan.signal.ratio > 0
     assert trained(fedavg, None) == (None, None)
-    demo = planned(load_config(ROOT / "configs" / "demo.toml", settings), tmp_path / "run")
+    demo = planned(load_config(ROOT / "configs" / "docstrings-demo.toml", settings), tmp_path / "run")
     expansion = next(stage for stage in demo.stages if stage.stage == "expansion")
     assert expansion.seconds is None and "models.generator" in expansion.unknown[0]
     assert "without expansion" in plans.described(demo)
@@ -175,7 +175,7 @@ def test_topics_travel_in_every_round_only_where_texts_are_learned_by_them(tmp_p
 
 def test_memory_that_is_not_there_names_a_key(tmp_path: Path) -> None:
     model = {"models.generator": "meta-llama/Llama-2-7b-hf"}
-    plan = planned(load_config(ROOT / "configs" / "demo.toml", model), tmp_path / "run")
+    plan = planned(load_config(ROOT / "configs" / "docstrings-demo.toml", model), tmp_path / "run")
     [line] = [f.text for f in plan.findings if "of memory" in f.text]
     assert line.startswith("generation by models.generator needs more than 25.1 GiB of memory")
     assert "a smaller models.generator" in line and not plan.ready
@@ -220,7 +220,7 @@ def test_the_command(place: Path) -> None:
 
 
 def test_too_few_users_are_warned_of_with_what_it_takes(tmp_path: Path) -> None:
-    config = load_config(ROOT / "configs" / "demo.toml", {"data.users": 140})
+    config = load_config(ROOT / "configs" / "docstrings-demo.toml", {"data.users": 140})
     plan = planned(config, tmp_path / "run")
     assert plan.signal is not None and not plan.signal.readable and plan.ready
     (found,) = [one.text for one in plan.findings if "times the noise" in one.text]
@@ -232,7 +232,7 @@ def test_too_few_users_are_warned_of_with_what_it_takes(tmp_path: Path) -> None:
         for share, enough in ((1.0, True), (0.9, False)):
             other = config.flat() | {name: type(value)(share * value)}
             assert signal_of(RunConfig.from_flat(other), None).readable is enough, name
-    more = planned(load_config(ROOT / "configs" / "demo.toml"), tmp_path / "more")
+    more = planned(load_config(ROOT / "configs" / "docstrings-demo.toml"), tmp_path / "more")
     assert not any("times the noise" in one.text for one in more.findings)
 
 

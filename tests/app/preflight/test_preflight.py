@@ -565,7 +565,7 @@ import sys
 from pathlib import Path
 from privsyn_flower.config import load_config
 from privsyn_flower.app.preflight import check_ready
-assert check_ready(load_config(Path({str(ROOT / "configs" / "demo.toml")!r})), Path("x")) == []
+assert check_ready(load_config(Path({str(ROOT / "configs" / "docstrings-demo.toml")!r})), Path("x")) == []
 found = {{"torch", "transformers", "ray", "datasets", "pyarrow", "scipy"}} & set(sys.modules)
 assert not found, found
 """
