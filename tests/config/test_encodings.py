@@ -31,7 +31,13 @@ OF_NODES = [
     if baseline(config) is None and not config.trusts_aggregator
 ]
 # Bits of a coordinate with the Skellam noise of earlier versions, where anybody runs them.
-BEFORE = {"docstrings-demo": 24, "popri-demo": 24, "dp-fedavg-demo": 24, "test": 24, "popri-test": 24}
+BEFORE = {
+    "docstrings-demo": 24,
+    "popri-demo": 24,
+    "dp-fedavg-demo": 24,
+    "test": 24,
+    "popri-test": 24,
+}
 BEFORE |= {"dp-fedavg-test": 24}
 DISTILGPT2 = 81_912_576  # parameters
 TINY_LORA = 5_248  # trained coordinates of the shipped model for each rank, factors "up"

@@ -155,7 +155,9 @@ def test_unknown_models_are_said_to_be_unknown(tmp_path: Path) -> None:
     assert plan.exchange.up is None and plan.stages[-1].seconds is None
     assert "unknown" in plans.described(plan) and plan.signal.ratio > 0
     assert trained(fedavg, None) == (None, None)
-    demo = planned(load_config(ROOT / "configs" / "docstrings-demo.toml", settings), tmp_path / "run")
+    demo = planned(
+        load_config(ROOT / "configs" / "docstrings-demo.toml", settings), tmp_path / "run"
+    )
     expansion = next(stage for stage in demo.stages if stage.stage == "expansion")
     assert expansion.seconds is None and "models.generator" in expansion.unknown[0]
     assert "without expansion" in plans.described(demo)

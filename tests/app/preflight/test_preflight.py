@@ -565,7 +565,8 @@ import sys
 from pathlib import Path
 from privsyn_flower.config import load_config
 from privsyn_flower.app.preflight import check_ready
-assert check_ready(load_config(Path({str(ROOT / "configs" / "docstrings-demo.toml")!r})), Path("x")) == []
+demo = load_config(Path({str(ROOT / "configs" / "docstrings-demo.toml")!r}))
+assert check_ready(demo, Path("x")) == []
 found = {{"torch", "transformers", "ray", "datasets", "pyarrow", "scipy"}} & set(sys.modules)
 assert not found, found
 """
