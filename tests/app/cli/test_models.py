@@ -9,9 +9,9 @@ from typer.testing import CliRunner, Result
 
 pytest.importorskip("gguf")
 
-from privsyn_flower.app.cli.main import app  # noqa: E402
-from privsyn_flower.text.models import gguf_import  # noqa: E402
-from tests.rigs.gguf_files import write_gguf  # noqa: E402
+from privsyn_flower.app.cli.main import app
+from privsyn_flower.text.models import gguf_import
+from tests.rigs.gguf_files import write_gguf
 
 
 def call(*arguments: object) -> Result:
