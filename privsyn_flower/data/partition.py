@@ -372,11 +372,13 @@ def minority_counts(total: int, groups: Sequence[Group], config: DataConfig) -> 
 
 def _too_few(key: str, wanted: int, found: int, config: DataConfig) -> DataError:
     chosen = f"{config.chosen_by_text}; " if config.chosen_by_text else ""
+    more = " or those held out, or give the source more users"
+    if config.source == "docstrings":
+        more = ", name more data.private-packages, or raise data.sections-per-module"
     return DataError(
         f"data.{key} = {wanted}, but the source gives only {found} such users ({chosen}"
         f"data.held-out-users = {config.held_out_users} and data.development-users = "
-        f"{config.development_users} come first): lower {key} or give the source more text "
-        "(docstrings: more data.private-packages, or a larger data.sections-per-module)"
+        f"{config.development_users} come first): lower {key}{more}"
     )
 
 

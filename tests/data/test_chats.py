@@ -180,6 +180,16 @@ def test_who_takes_part_depends_on_ids_alone(
     assert sides("two") == before
 
 
+def test_more_users_than_senders_names_no_key_of_docstrings(
+    tmp_path: Path, install: Callable[[Conversations], Path], pool: Path
+) -> None:
+    install(made(12))
+    config = DataConfig(**{**SMALL, "public_path": str(pool), "users": 50})
+    with pytest.raises(DataError, match=r"data\.users = 50, but the source gives only 8") as caught:
+        prepare(config, tmp_path / "cache")
+    assert "those held out" in str(caught.value) and "packages" not in str(caught.value)
+
+
 def test_the_split_is_not_chosen_by_private_text() -> None:
     from privsyn_flower.server_apps.privacy_plan import statement
 
