@@ -169,7 +169,10 @@ def test_too_few_first_texts_name_the_key() -> None:
         ({"sft.epochs": 1, "expand.samples": 0}, r"sft\.epochs.*expand\.samples"),
         ({"sft.epochs": 1, "generation.backend": "openai"}, r"generation\.backend"),
         ({"sft.epochs": 1, "generation.chat": True}, r"generation\.chat"),
-        ({"method": "popri", "generation.chat": True}, r"popri\.instruction"),
+        (
+            {"method": "popri", "generation.chat": True, "generation.backend": "vllm"},
+            r"generation\.backend",
+        ),
         ({"method": "popri", "sft.epochs": 1}, r"sft belong to method = 'pretext' or 'pe'"),
         ({"evaluation.rival": "pretext"}, r"evaluation\.rival.*'popri'"),
         ({"method": "pretext", "pe.copies": 2}, r"pe belong to method = 'pe'"),

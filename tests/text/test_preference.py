@@ -345,6 +345,37 @@ def test_endings(generator: HuggingFaceGenerator) -> None:
     assert tokenizer.eos_token_id not in row["chosen_ids"], "text that spells a special token"
 
 
+def test_a_chat_is_learned_as_it_is_generated(tmp_path: Path) -> None:
+    """Prompts within a user's turn as the generator has them; a response ends the model's turn."""
+    pytest.importorskip("gguf")
+    from privsyn_flower.text.generators import chat_turn
+    from privsyn_flower.text.models.gguf_import import import_model
+    from tests.rigs.gguf_files import write_gguf
+
+    write_gguf(tmp_path / "own.gguf")
+    folder = import_model(tmp_path / "own.gguf", tmp_path / "cache", "models.generator")
+    chat = HuggingFaceGenerator(folder, max_tokens=8, chat=True, device="cpu", stop=())
+    pairs = [{"prompt": "the " * long, "chosen": "a the", "rejected": "a"} for long in (3, 90)]
+    turn = chat_turn(chat.tokenizer, folder)
+    rows = encode_pairs(pairs, chat.tokenizer, context=64, ending=None, turn=turn)
+    assert rows[0]["prompt_ids"] == chat._encode([pairs[0]["prompt"]])[0]
+    before, after = turn
+    for row in rows:
+        assert row["prompt_ids"][: len(before)] == before
+        assert row["prompt_ids"][-len(after) :] == after
+        assert row["chosen_ids"][-1] == row["rejected_ids"][-1] == chat.tokenizer.eos_token_id
+    assert (
+        len(rows[1]["prompt_ids"]) + max(len(rows[1][f"{n}_ids"]) for n in ("chosen", "rejected"))
+        == 64
+    )
+    own = PreferenceTrainer(
+        folder, ending=None, chat=True, epochs=1, batch_size=2, device="cpu", progress=False
+    )
+    (found,) = own.train(pairs, start=None, work=tmp_path / "work", seed=0)
+    chat.use_adapter(found.adapter)
+    assert chat.complete(["the"], 1, np.random.default_rng(0))
+
+
 def test_a_token_across_the_border_is_not_learnt(generator: HuggingFaceGenerator) -> None:
     """'The' + ' quick' tokenise alike apart; 'Th' + 'e quick' become other tokens in one piece."""
     tokenizer = generator.tokenizer

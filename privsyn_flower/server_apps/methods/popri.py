@@ -156,8 +156,9 @@ class POPriRecipe(Synthesis[POPri]):
 
         config, popri, public = self.config, self.config[PopriConfig], self.models.public
         private_distance = self._private_distance()
-        # A list goes on with the next heading; the answer to any other instruction just ends.
+        # A list goes on with the next heading; an answer, and a turn of a chat, just ends.
         listed = popri.examples > 0 or HEADING in popri.instruction
+        chat = config.generation.chat
         trainer = PreferenceTrainer(
             self.models.folder("generator"),
             method=popri.training,
@@ -171,7 +172,8 @@ class POPriRecipe(Synthesis[POPri]):
             micro_batch_size=popri.micro_batch_size,
             lora_rank=popri.lora_rank,
             lora_alpha=popri.lora_alpha,
-            ending=EXPAND_ENDING if listed else None,
+            ending=EXPAND_ENDING if listed and not chat else None,
+            chat=chat,
             device=config.models.device,
             processes=config.models.training_processes,
             launch_arguments=config.models.accelerate_arguments,

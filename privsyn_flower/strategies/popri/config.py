@@ -101,10 +101,11 @@ class PopriConfig(MethodTable):
                 "generation.backend = 'openai' has no way to load the adapters that popri trains: "
                 "set 'huggingface', or 'vllm' with base-url for a server that takes LoRA adapters"
             )
-        if config.generation.chat:
+        if config.generation.chat and config.generation.backend != "huggingface":
             raise ValueError(
-                "generation.chat = true: popri trains on its prompts as they are; set it to false "
-                "and write the model's template into popri.instruction"
+                f"generation.chat = true, generation.backend = {config.generation.backend!r}: "
+                "popri trains in the chat template with 'huggingface' alone; set that, or "
+                "chat = false with the model's template in popri.instruction"
             )
         if self.select == "federated" and config.evaluation.task != "next-token":
             raise ValueError(

@@ -21,6 +21,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from privsyn_flower.common.progress import bar
 from privsyn_flower.common.randomness import seeded, untouched_randomness
+from privsyn_flower.text.generators import chat_turn
 from privsyn_flower.text.models.adapters import (
     AdapterError,
     Base,
@@ -72,7 +73,10 @@ def fit(
         dpo = tuning.method == "dpo"
         names = ("chosen", "rejected") if dpo else ("chosen",)
         context = int(getattr(model.config, "max_position_embeddings", 1 << 30))
-        rows = encode_pairs(pairs, tokenizer, context=context, ending=tuning.ending, names=names)
+        turn = chat_turn(tokenizer, setting.model) if tuning.chat else None
+        rows = encode_pairs(
+            pairs, tokenizer, context=context, ending=tuning.ending, names=names, turn=turn
+        )
         adapter = lora(tuning.lora_rank, tuning.lora_alpha)
         common = {"model": model, "processing_class": tokenizer, "peft_config": adapter}
         trainer = (_dpo if dpo else _sft)(rows, tuning, arguments, common)

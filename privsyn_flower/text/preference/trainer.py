@@ -62,6 +62,7 @@ class PreferenceTrainer:
         processes: above 1: that many, started by `accelerate launch`, share each step's pairs.
         launch_arguments: more arguments of `accelerate launch`, as on a command line.
         section: of the configuration that these are from, which errors name.
+        chat: a prompt is a user's turn in the tokenizer's chat template.
     """
 
     @named_as_arguments
@@ -89,13 +90,14 @@ class PreferenceTrainer:
         processes: int = 1,
         launch_arguments: str = "",
         section: str = "popri",
+        chat: bool = False,
     ) -> None:
         self.tuning = Tuning(
             method=method, beta=beta, label_smoothing=label_smoothing,
             learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps,
             epochs=epochs, batch_size=batch_size, micro_batch_size=micro_batch_size,
             lora_rank=lora_rank, lora_alpha=lora_alpha, ending=ending,
-            section=section, processes=processes,
+            section=section, processes=processes, chat=chat,
         )  # fmt: skip
         found = training_device(device)
         if gradient_checkpointing is None:
@@ -154,7 +156,7 @@ class PreferenceTrainer:
         """A hash of all that the result depends on."""
         folder = local_folder(self.setting.model, KEY)
         # Several processes take the pairs in another order.
-        apart = {("section", self.tuning.section), ("processes", 1)}
+        apart = {("section", self.tuning.section), ("processes", 1), ("chat", False)}
         about = {
             "model": folder_fingerprint(folder) if folder else os.fspath(self.setting.model),
             "tuning": {k: v for k, v in asdict(self.tuning).items() if (k, v) not in apart},

@@ -1,7 +1,7 @@
 """Settings and pairs of a preference training run, and the names in its folder.
 
 Pairs become token ids in the tokens that the generator sees: the prompt is tokenised as
-`HuggingFaceGenerator` does it, without a chat template and with the tokenizer's own special tokens.
+`HuggingFaceGenerator` does it, with the tokenizer's own special tokens or as a turn in a chat.
 A response ends with `ending`, so that the model goes on learning where a text ends: after it comes
 the next heading of the expand format, or the end-of-text token.
 """
@@ -24,7 +24,8 @@ CHECKPOINTS = "checkpoints"
 @dataclass(frozen=True)
 class Tuning:
     """The public numbers of a run; the names are those of `[popri]` and `[sft]`. section:
-    which of the two, for errors. processes: that share the pairs of a step."""
+    which of the two, for errors. processes: that share the pairs of a step. chat: a prompt is a
+    user's turn in the tokenizer's chat template."""
 
     method: Literal["dpo", "sft"]
     beta: float
@@ -40,6 +41,7 @@ class Tuning:
     ending: str | None
     section: str = "popri"
     processes: int = 1
+    chat: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in {"dpo", "sft"}:
@@ -128,24 +130,29 @@ def encode_pairs(
     context: int,
     ending: str | None,
     names: Sequence[str] = ("chosen", "rejected"),
+    turn: tuple[list[int], list[int]] | None = None,
 ) -> list[Row]:
     """n pairs -> n rows of `prompt_ids` and, for each name, `NAME_ids`; at most `context` in all.
 
-    ending: text after a response; None: the end-of-text token. What is too long loses the
-    beginning of its prompt, as in the generator, and is counted in the log.
+    ending: text after a response; None: the end-of-text token. turn: tokens around a prompt in a
+    chat (`chat_turn`); None: no chat. What is too long loses the beginning of its prompt, as in the
+    generator, and is counted in the log.
     """
     prompts = [pair["prompt"] for pair in pairs]
-    rows = [{"prompt_ids": list(ids)} for ids in tokenizer(prompts)["input_ids"]]
+    encoded = tokenizer(prompts, add_special_tokens=turn is None)["input_ids"]
+    rows = [{"prompt_ids": list(ids)} for ids in encoded]
+    before, after = turn or ([], [])
     for name in names:
-        found = _completions(tokenizer, rows, prompts, [pair[name] for pair in pairs], ending)
+        texts = [pair[name] for pair in pairs]
+        found = _completions(tokenizer, rows, prompts, texts, ending, alone=turn is not None)
         for row, ids in zip(rows, found, strict=True):
             row[f"{name}_ids"] = ids
     long = 0
     for row in rows:
         longest = max(len(row[f"{name}_ids"]) for name in names)
-        room = max(1, context - longest)
+        room = max(1, context - longest - len(before) - len(after))
         long += len(row["prompt_ids"]) > room
-        row["prompt_ids"] = row["prompt_ids"][-room:]
+        row["prompt_ids"] = [*before, *row["prompt_ids"][-room:], *after]
         if not row["prompt_ids"]:
             raise ValueError("a prompt has no tokens: a model needs one to continue from")
         for name in names:
@@ -159,20 +166,28 @@ def encode_pairs(
 
 
 def _completions(
-    tokenizer: Any, rows: list[Row], prompts: list[str], texts: list[str], ending: str | None
+    tokenizer: Any,
+    rows: list[Row],
+    prompts: list[str],
+    texts: list[str],
+    ending: str | None,
+    *,
+    alone: bool,
 ) -> list[list[int]]:
     """Ids of the responses after their prompts' ids.
 
     Prompt and response are tokenised in one piece, as a reader would. Where a token would reach
-    across the border the response is tokenised alone: the generator cannot write such a token.
+    across the border, and in a chat (alone), the response is tokenised alone: the generator cannot
+    write such a token.
     """
     wholes = [text + (ending or "") for text in texts]
     joint = tokenizer([p + w for p, w in zip(prompts, wholes, strict=True)])["input_ids"]
-    alone = tokenizer(wholes, add_special_tokens=False)["input_ids"]
+    apart = tokenizer(wholes, add_special_tokens=False)["input_ids"]
     result = []
-    for row, both, own in zip(rows, joint, alone, strict=True):
+    for row, both, own in zip(rows, joint, apart, strict=True):
         prefix = row["prompt_ids"]
-        ids = list(both[len(prefix) :]) if both[: len(prefix)] == prefix else list(own)
+        joined = not alone and both[: len(prefix)] == prefix
+        ids = list(both[len(prefix) :]) if joined else list(own)
         if ending is None:
             ids.append(_end_of_text(tokenizer))
         result.append(ids)
