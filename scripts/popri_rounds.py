@@ -1,6 +1,6 @@
 """What POPri's responses are worth, round by round, against held-out users of a simulation.
 
-    python scripts/popri_rounds.py runs/FOLDER [--texts NAME=FILE.jsonl ...] [--size 700]
+    python scripts/popri_rounds.py runs/FOLDER [--texts NAME=FILE.jsonl ...] [--against NAME]
 
 A round's responses come from the generator as the rounds before it aligned it, so the first are the
 unaligned model's. Of each round, and of each file of synthetic text, as many distinct texts are
@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--texts", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--size", type=int, default=700)
+    parser.add_argument("--against", default="", help="a set's name; default: the first")
     given = parser.parse_args(arguments)
     config = load_config(given.run / "config.toml")
     if not config.benchmark:
@@ -84,6 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sets = dict(rounds_of(given.run))
     for name, _, path in (text.partition("=") for text in given.texts):
         sets[name] = texts_of(Path(path))
+    first = given.against or next(iter(sets), "")
+    if first not in sets:
+        raise SystemExit(f"--against {first}: {given.run} has {', '.join(sets) or 'no responses'}")
     for name, texts in sets.items():
         if len(texts) < given.size:
             raise SystemExit(f"{name} has {len(texts)} distinct texts: lower --size {given.size}")
@@ -98,8 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     owners = np.repeat(np.arange(len(users)), [len(own) for own in users.values()])
     rows = embedder.embed([text for own in users.values() for text in own])
     held_out, sums = HeldOut(rows, owners.astype(np.intp)), sums_of(config, sets, users)
-    first = next(iter(sets))
-    print("| texts | " + " | ".join(FIGURES) + " | accuracy | gain over the first |")
+    print("| texts | " + " | ".join(FIGURES) + f" | accuracy | minus {first} |")
     print("|---|" + "---|" * (len(FIGURES) + 2))
     for name, texts in sets.items():
         found = closeness(embedder.embed(texts), held_out, seeded(config.seed, "closeness"))
