@@ -118,7 +118,7 @@ def chats_block() -> str:
     lines = lines_of(grid, done)
     found = completed(differences(grid, lines), load_pairs(place(grid, path)))
     told = f"Measured: {len(done)} of the {len(cells)} runs of [{CHATS}](../configs/{CHATS}.toml)."
-    expected = "\n".join(f"- {one.sentence()}" for one in expectations(grid, found))
+    expected = "\n".join(f"- {one.sentence()}" for one in expectations(grid, found, lines))
     parts = measured(grid, lines, found) if lines else not_run(grid, lines)
     deeper = [part.replace("## ", "### ", 1) for part in parts]
     return "\n\n".join([told, "### What was expected", expected, *filter(None, deeper)])

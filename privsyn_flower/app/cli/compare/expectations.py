@@ -6,11 +6,11 @@ over users and over seeds); nothing is said that no run has shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from privsyn_flower.app.cli.compare.estimates import Bounds, Difference, numeric
+from privsyn_flower.app.cli.compare.estimates import Bounds, Difference, Line, numeric
 from privsyn_flower.app.cli.compare.tables import escaped, point_label
 from privsyn_flower.config.grid import GridConfig, Point
 
@@ -18,6 +18,7 @@ Verdict = Literal["confirmed", "not confirmed", "not decided", "not run"]
 AXIS = "epsilon"
 POPRI, PRETEXT, TRAINED = "popri", "pretext", "dp-fedavg"
 DIGITS = 4
+Place = tuple[Any, ...]  # a method's name, and axes with their values
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,27 @@ class Expectation:
         return told + (f", for want of {self.missing}" if self.missing else "")
 
 
-def expectations(grid: GridConfig, pairs: Sequence[Difference]) -> list[Expectation]:
+def expectations(
+    grid: GridConfig, pairs: Sequence[Difference], lines: Sequence[Line] = ()
+) -> list[Expectation]:
     """The three of the papers: POPri's text beyond PrE-Text's, text beyond training on the devices
     at the smallest epsilon, and a crossing of the two at a larger one.
 
     pairs: differences of methods (`estimates.differences`) with accuracy among their measures.
+    lines: what has been run, also without its other half.
     """
+    there = {(line.method.name, *line.point.items()) for line in lines if not line.reference}
+    there |= {
+        (method.name, *pair.point.items())
+        for pair in pairs
+        for method in (pair.method, pair.against)
+    }
     points = [point for method in grid.methods if method.name == PRETEXT
               for point in grid.points(method)]  # fmt: skip
     found = [
-        _ahead(grid, pairs, POPRI, PRETEXT, point, "POPri's text is worth more than PrE-Text's")
+        _ahead(
+            grid, pairs, there, POPRI, PRETEXT, point, "POPri's text is worth more than PrE-Text's"
+        )
         for point in points
     ]
     scale = numeric(grid, AXIS) if AXIS in grid.axes else None
@@ -62,21 +74,27 @@ def expectations(grid: GridConfig, pairs: Sequence[Difference]) -> list[Expectat
     points.sort(key=lambda point: scale[point[AXIS]])
     says = "PrE-Text's text is worth more than training on the devices by DP-FedAvg"
     found += [
-        _ahead(grid, pairs, PRETEXT, TRAINED, point, says)
+        _ahead(grid, pairs, there, PRETEXT, TRAINED, point, says)
         for point in points
         if point[AXIS] == points[0][AXIS]
     ]
-    return [*found, *_crossing(grid, pairs, points)]
+    return [*found, *_crossing(grid, pairs, there, points)]
 
 
 def _ahead(
-    grid: GridConfig, pairs: Sequence[Difference], one: str, other: str, point: Point, says: str
+    grid: GridConfig,
+    pairs: Sequence[Difference],
+    there: Collection[Place],
+    one: str,
+    other: str,
+    point: Point,
+    says: str,
 ) -> Expectation:
     """That one method is ahead of another at a point."""
     says = ", ".join(filter(None, [says, escaped(point_label(point))]))
     found = _between(pairs, one, other, point)
     if found is None:
-        return Expectation(says, "not run", missing=_lacking(grid, (one, other), pairs, point))
+        return Expectation(says, "not run", missing=_lacking(grid, (one, other), there, point))
     gain, bounds = found
     if bounds is None or bounds[0] <= 0 <= bounds[1]:
         return Expectation(says, "not decided", gain, bounds)
@@ -84,7 +102,10 @@ def _ahead(
 
 
 def _crossing(
-    grid: GridConfig, pairs: Sequence[Difference], points: Sequence[Point]
+    grid: GridConfig,
+    pairs: Sequence[Difference],
+    there: Collection[Place],
+    points: Sequence[Point],
 ) -> Iterator[Expectation]:
     """Text ahead at the smallest epsilon, training ahead at the largest."""
     ends = points[0], points[-1]
@@ -96,7 +117,7 @@ def _crossing(
     )
     own = [_between(pairs, PRETEXT, TRAINED, point) for point in ends]
     missing = [
-        f"{_lacking(grid, (PRETEXT, TRAINED), pairs, point)} at {escaped(point_label(point))}"
+        f"{_lacking(grid, (PRETEXT, TRAINED), there, point)} at {escaped(point_label(point))}"
         for point, one in zip(ends, own, strict=True)
         if one is None
     ]
@@ -131,16 +152,8 @@ def _sign(bounds: Bounds | None) -> int:
     return 0 if bounds is None else (bounds[0] > 0) - (bounds[1] < 0)
 
 
-def _lacking(
-    grid: GridConfig, names: Sequence[str], pairs: Sequence[Difference], point: Point
-) -> str:
-    """The methods of a pair that has not been measured, those first that nothing is known of."""
-    seen = {
-        name
-        for pair in pairs
-        if pair.point == point
-        for name in (pair.method.name, pair.against.name)
-    }
-    missing = [name for name in names if name not in seen] or list(names)
+def _lacking(grid: GridConfig, names: Sequence[str], there: Collection[Place], point: Point) -> str:
+    """The methods of a pair that have no run at a point; both, if runs of other seeds."""
+    missing = [name for name in names if (name, *point.items()) not in there] or list(names)
     titles = {method.name: method.title for method in grid.methods}
     return " and ".join(escaped(titles.get(name, name)) for name in missing)

@@ -29,7 +29,12 @@ from privsyn_flower.evaluation.drawing import pyplot, save
 COLOURS = ("#1f5fa8", "#c2571a", "#3f8f5f", "#8155a5", "#b08a1e", "#4aa3b5", "#a33a55", "#5c5c5c")
 MARKERS = "os^Dv<>P"
 DARK = "#8a8a8a"
-REFERENCES = {"pretrained": (":", "1"), "random_public": ("--", "2"), "private": ("-.", "3")}
+REFERENCES = {
+    "pretrained": (":", "1"),
+    "start": (":", "4"),
+    "random_public": ("--", "2"),
+    "private": ("-.", "3"),
+}
 PANELS = 6  # of one picture; grids with more axes have tables
 COSTS = (
     ("MB down and up, one user, whole run", "megabytes"),

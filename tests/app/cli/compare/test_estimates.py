@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -360,3 +360,9 @@ def test_a_grid_that_keeps_nothing_has_no_file_and_a_damaged_one_is_named(tmp_pa
         kept.write_text(damaged)
         with pytest.raises(ValueError, match=r"users\.pairs\.json is damaged"):
             load_pairs(kept)
+
+
+def test_every_reference_has_a_style() -> None:
+    hint = get_type_hints(GridMethod)["references"]
+    (named,) = get_args(hint)
+    assert set(figures.REFERENCES) == set(get_args(named))

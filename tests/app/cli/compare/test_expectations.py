@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,13 @@ def test_what_was_not_run_is_named() -> None:
     assert [one.verdict for one in found] == ["not run", "not run", "confirmed", "not run"]
     assert [one.missing for one in found[:2]] == ["POPri and PrE-Text", "POPri"]
     assert found[3].missing == "PrE-Text and DP-FedAvg at eps 7.58"
+    alone: Any = [
+        SimpleNamespace(method=GRID.methods[0], point={"epsilon": "7.58"}, reference=name)
+        for name in ("", "private")
+    ]
+    found = expectations(GRID, [], alone)
+    assert [one.missing for one in found[:2]] == ["POPri", "POPri and PrE-Text"]
+    assert expectations(GRID, [], alone[1:])[0].missing == "POPri and PrE-Text"  # (c) is no run
 
 
 def test_the_grid_on_chats_has_all_methods_of_the_expectations() -> None:
