@@ -16,7 +16,7 @@
 
     [[methods]]
     name = "pretext"
-    config = "docstrings-demo.toml"            # beside the grid file
+    config = "docstrings-demo.toml"  # beside the grid file
 
 A later layer wins: configuration, [set], the method's `set`, the axes in their order, `at`, seed.
 """
