@@ -93,7 +93,7 @@ $(VENV)/.docs-installed: $(INSTALLED)
 
 results: install  ## docs/results/measured.md: the demos over seeds and epsilons, as far as they are missing
 	$(BIN)/privsyn compare configs/compare-results.toml
-	$(BIN)/python scripts/update_results.py
+	$(BIN)/python -m scripts.update_results
 
 assets: install  ## the shipped tiny models, trained on public packages only (about an hour)
 	$(BIN)/python scripts/make_assets.py

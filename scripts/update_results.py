@@ -1,7 +1,7 @@
 """The measured parts of docs/results.md, docs/results/measured.md and README.md, from what
 `privsyn compare` found.
 
-    python scripts/update_results.py      (`make results` runs the grid first)
+    python -m scripts.update_results      (`make results` runs the grid first)
 
 A method's part is written when all of its runs are there, finished or kept in docs/results; the
 comparisons of methods as far as they are there.
@@ -23,11 +23,11 @@ from privsyn_flower.app.cli.compare.estimates import (
     load_pairs,
     place,
 )
-from privsyn_flower.app.cli.compare.expectations import expectations
 from privsyn_flower.app.cli.compare.figures import draw
 from privsyn_flower.app.cli.compare.tables import measured, not_run, point_label
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config.grid import GridConfig, GridMethod, load_grid
+from scripts.expectations import expectations
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"

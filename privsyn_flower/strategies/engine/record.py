@@ -27,7 +27,12 @@ from privsyn_flower.privacy.sentence import FILE as STATEMENT
 PACKAGE = Path(__file__).resolve().parents[2]
 FORMS = "privsyn_flower.app"  # where it is installed, its report renders privacy.yaml
 # What Flower's copy of the app has.
-FILES = ("**/*.py", "privacy/coefficients/*.json", "app/report/templates/*.md")
+FILES = (
+    "**/*.py",
+    "privacy/coefficients/*.json",
+    "app/report/templates/*.md",
+    "app/public/*.json",
+)
 
 
 def claim_record(statement: PrivacyStatement | Baseline) -> dict[str, Any]:

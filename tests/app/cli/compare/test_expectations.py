@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from privsyn_flower.app.cli.compare.estimates import Bounds, Difference, Estimate
-from privsyn_flower.app.cli.compare.expectations import expectations
 from privsyn_flower.config.grid import GridConfig, load_grid
+from scripts.expectations import expectations
 
 GRID = GridConfig.model_validate({
     "against": "pretext",
