@@ -57,7 +57,7 @@ NOT_FOLLOWED = {
     "runs": "relied on: what is saved is on disk",
     "common.files": "relied on: what is saved is on disk",
     "strategies.engine.callbacks": "called before reserve and after commit",
-    "strategies.engine.released_signal": "warns of noise in released sums",
+    "evaluation.verdict": "warns of noise in released sums",
 }
 # What else those files import: types, names, errors, random generators and the public side.
 PLAIN = (

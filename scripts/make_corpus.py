@@ -31,8 +31,7 @@ from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.chunks import chunk
 from privsyn_flower.data.dedup import keep_first
 from privsyn_flower.data.docstring_worker import clean
-from privsyn_flower.data.docstrings import Package, find_package, scan_packages
-from privsyn_flower.data.packages import package_lists
+from privsyn_flower.data.docstrings import Package, find_package, package_lists, scan_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 PIECE_WORDS = 96  # about 140 tokens

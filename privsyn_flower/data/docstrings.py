@@ -1,6 +1,7 @@
 """Docstrings of installed packages: a real federated text set that needs no download.
 
-A module is a user, its docstrings are the user's texts. Packages are named by distribution
+`data.source = "docstrings"`, and the general public text of other sources. A module is a user, its
+docstrings' pieces are the user's texts, labelled by package. Packages are named by distribution
 (`scikit-learn`), the standard library as `stdlib`. Nothing is imported: files are found
 through the installed metadata and parsed in separate processes. A package is scanned once;
 the result is kept as an Arrow file under the hash of its name, version and file list.
@@ -28,9 +29,13 @@ from typing import Any
 
 from privsyn_flower.common.files import DataError, build_file, locked
 from privsyn_flower.common.python_path import canonical
+from privsyn_flower.config import DataConfig, split_list
 
 from . import docstring_worker
+from .chunks import chunk
+from .groups import Group, Reading, Source
 from .tables import read_table, write_table
+from .users import Sample
 
 log = logging.getLogger(__name__)
 
@@ -223,3 +228,58 @@ def _not_installed(name: str) -> str:
         f"package {name!r} (a data.*-packages key) is not installed: install it, or name another "
         f"distribution{hint}"
     )
+
+
+def load_docstrings(config: DataConfig, reading: Reading) -> Source:
+    """Modules of the private packages, and of the public ones."""
+    private, public, minority = package_lists(config)
+    # The minority comes first: text it shares with a general package stays with the minority,
+    # so that the general text really does not hold it.
+    open_text = package_groups(minority, config, reading, minority=True)
+    open_text += package_groups(public, config, reading)
+    return Source(package_groups(private, config, reading), open_text, docstring_identity(config))
+
+
+def docstring_identity(config: DataConfig) -> dict[str, str]:
+    """Package and version -> content address, for all three lists."""
+    private, public, minority = package_lists(config)
+    return package_identity([*private, *public, *minority])
+
+
+def package_identity(names: Sequence[str]) -> dict[str, str]:
+    """Package and version -> content address."""
+    return {f"{p.name} {p.version}": p.key for p in map(find_package, names)}
+
+
+def package_groups(
+    names: Sequence[str], config: DataConfig, reading: Reading, *, minority: bool = False
+) -> list[Group]:
+    """The modules of installed packages that have any sample."""
+    modules = scan_packages(names, reading.cache, progress=reading.progress)
+    found = (_module_group(module, config.sample_words, minority) for module in modules)
+    return [group for group in found if group.samples]
+
+
+def package_lists(config: DataConfig) -> tuple[list[str], list[str], list[str]]:
+    """Private, general public and minority packages; DataError when one is on two sides."""
+    sides = {
+        "private-packages": split_list(config.private_packages),
+        "public-packages": split_list(config.public_packages),
+        "minority-packages": split_list(config.minority_packages),
+    }
+    seen: dict[str, str] = {}
+    for key, names in sides.items():
+        for name in names:
+            other = seen.setdefault(canonical(name), key)
+            if other != key:
+                raise DataError(f"package {name!r} is in data.{other} and data.{key}: keep one")
+    for key in ("private-packages", "public-packages"):
+        if not sides[key]:
+            raise DataError(f"data.{key} is empty: name at least one installed package")
+    private, public, minority = (list(dict.fromkeys(names)) for names in sides.values())
+    return private, public, minority
+
+
+def _module_group(module: Module, words: int, minority: bool) -> Group:
+    texts = (text for docstring in module.docstrings for text in chunk(docstring, words))
+    return Group(module.name, tuple(Sample(t, label=module.package) for t in texts), minority)

@@ -20,9 +20,9 @@ from privsyn_flower.common.files import DataError, file_digest
 from privsyn_flower.config import DataConfig, split_list
 
 from .chunks import chunk, join_short
+from .docstrings import package_groups, package_identity
 from .findings import LeftOut
 from .groups import Group, Reading
-from .packages import package_groups, package_identity
 from .text_files import blocks, place_identity, public_groups, public_place
 from .users import MAX_TEXT, Sample
 

@@ -10,9 +10,9 @@ from privsyn_flower.common.files import DataError
 from privsyn_flower.config import DataConfig
 
 from .chats import chats_identity, load_chats
+from .docstrings import docstring_identity, load_docstrings
 from .emails import emails_identity, load_emails
 from .groups import Progress, Reading, Source
-from .packages import docstring_identity, load_docstrings
 from .text_files import file_identity, load_files
 from .users import Tell
 

@@ -21,8 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from privsyn_flower.common.progress import Progress
 from privsyn_flower.common.randomness import untouched_randomness
-from privsyn_flower.evaluation.plateau import Plateau
-from privsyn_flower.evaluation.tuning import Tuning, learning_rate_factor
+from privsyn_flower.evaluation.tuning import Plateau, Tuning, learning_rate_factor
 from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.text.models.libraries import (
     COMPLETE,

@@ -35,10 +35,9 @@ from privsyn_flower.evaluation.downstream import (
     choose_learning_rate,
     trials,
 )
-from privsyn_flower.evaluation.plateau import Plateau
 from privsyn_flower.evaluation.process_pool import sums_after
 from privsyn_flower.evaluation.rows import Rows
-from privsyn_flower.evaluation.tuning import Tuning
+from privsyn_flower.evaluation.tuning import Plateau, Tuning
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.text.fingerprints import folder_fingerprint
 

@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 
 from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, emails, prepare
-from privsyn_flower.data.emails import LARGE, NO_FILE, mail_senders
-from privsyn_flower.data.findings import LeftOut
-from privsyn_flower.data.mail_text import (
+from privsyn_flower.data.emails import (
+    LARGE,
+    NO_FILE,
     NO_TEXT,
     NOBODY,
     UNREADABLE,
     Mail,
+    mail_senders,
     own_paragraphs,
     read_mail,
 )
+from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.messages import Joined
 
 HAM = "package/data/easy-ham-1"

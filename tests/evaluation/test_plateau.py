@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from privsyn_flower.evaluation.plateau import Plateau
+from privsyn_flower.evaluation.tuning import Plateau
 
 
 def test_it_is_reached_when_the_lowest_loss_is_too_long_ago() -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from privsyn_flower.evaluation.signal import TOLERANCE, Excess, excess, p_value
+from privsyn_flower.evaluation.verdict import excess_of
 from privsyn_flower.privacy.noise.integer_noise import seeded_discrete_gaussian
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.strategies.engine.released_signal import excess_of
 
 ALPHA, RUNS = 0.01, 4000
 

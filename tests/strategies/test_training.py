@@ -18,11 +18,9 @@ from safetensors.numpy import load
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.queries.updates import shard_updates, update_bound
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.averaging.adaptive_clipping import (
+from privsyn_flower.strategies.averaging.generalised_fedavg import (
     LARGEST_INDICATOR,
     AdaptiveClipping,
-)
-from privsyn_flower.strategies.averaging.generalised_fedavg import (
     Diverged,
     GeneralisedFedAvg,
     update_facts,

@@ -11,11 +11,9 @@ import typer
 
 from privsyn_flower import __version__
 from privsyn_flower.app.cli.account import account, calibrate
-from privsyn_flower.app.cli.embedder import embedder_app
+from privsyn_flower.app.cli.embedder import embedder_app, models_app
 from privsyn_flower.app.cli.errors import RESUMED, AsJson, Commands, Config, Settings, fail, failing
-from privsyn_flower.app.cli.federation import federation_app
-from privsyn_flower.app.cli.models import models_app
-from privsyn_flower.app.cli.node import node_app
+from privsyn_flower.app.cli.node import federation_app, node_app
 from privsyn_flower.app.cli.proximity import proximity
 from privsyn_flower.app.cli.public import public_app
 from privsyn_flower.app.cli.publish import publish

@@ -12,9 +12,9 @@ from typing import Any
 
 from privsyn_flower.app.cli.display import fitted, width
 from privsyn_flower.app.cli.outcome import tell
+from privsyn_flower.app.preflight.data import default_generator
 from privsyn_flower.app.preflight.exchange import exchange_of
 from privsyn_flower.app.preflight.forecast import Stage, spoken
-from privsyn_flower.app.preflight.generator import default_generator
 from privsyn_flower.app.preflight.plan import ModelPlan, Plan, plan_of, releases
 from privsyn_flower.app.preflight.signal import SURE, signal_of
 from privsyn_flower.app.preflight.speeds import Machine, this_machine, timed

@@ -21,7 +21,7 @@ from privsyn_flower.app.local.processes import on_endings, stoppable
 from privsyn_flower.app.local.ray_cluster import check_cluster, parsed
 from privsyn_flower.app.local.simulation import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.app.preflight import NotReady, check_ready
-from privsyn_flower.app.preflight.generator import default_generator
+from privsyn_flower.app.preflight.data import default_generator
 from privsyn_flower.app.report.summaries import read_summary
 from privsyn_flower.common.files import write_atomic
 from privsyn_flower.common.progress import BENCHMARK, PROGRESS, read_events

@@ -5,8 +5,8 @@
 
 Libraries that report to a service start threads and processes, hold on to an exiting process, ask
 on a terminal, and import for seconds. Here a run has none of it: it appends lines, and waits for
-`patience` seconds at its end alone. Whatever ends the run, a kill too, ends the pipe to the
-processes: they then read what is left and end themselves.
+`patience` seconds at its end alone (`Trackers`). Whatever ends the run, a kill too, ends the pipe
+to the processes: they then read what is left and end themselves (`main`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import importlib.util
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from privsyn_flower.app.tracking.public import (
     STAGE,
@@ -34,7 +37,9 @@ from privsyn_flower.app.tracking.public import (
     public_settings,
     public_stage,
 )
+from privsyn_flower.common.files import write_atomic
 from privsyn_flower.common.python_path import finding_us
+from privsyn_flower.common.terminal import without_logins
 from privsyn_flower.config.checks import TRACKERS
 from privsyn_flower.strategies.engine.callbacks import Callback, Row, RunStart
 
@@ -42,7 +47,7 @@ logger = logging.getLogger("flwr")  # the log that Flower shows in every app; ru
 
 PATIENCE = 30.0  # seconds for all trackers at the end
 EVENTS = "checkpoints/tracked.jsonl"
-START = "import sys; from privsyn_flower.app.tracking.process import main; main(*sys.argv[1:])"
+START = "import sys; from privsyn_flower.app.tracking.trackers import main; main(*sys.argv[1:])"
 NOTED = 3  # exit code of a process that has noted an error
 FINISHED = ("finished", "ended early")
 
@@ -215,3 +220,80 @@ def _awaited(process: subprocess.Popen[bytes], deadline: float) -> str:
         process.wait()
         return "it did not finish in time"
     return "" if process.returncode in (0, NOTED) else "its process ended"
+
+
+LONGEST = 300  # characters of an error
+EVERY = 0.5  # seconds between two looks at the file
+Json = dict[str, Any]
+
+
+class Library(Protocol):
+    """A tracking library, by one start of a run after the other."""
+
+    def begin(
+        self, run: str, name: str, facts: Mapping[str, Value], settings: Mapping[str, Value]
+    ) -> None:
+        """A run begins, or goes on. run: its id. facts: of its privacy plan."""
+
+    def log(self, group: str, values: Mapping[str, float], step: int) -> None:
+        """Numbers, to be shown as group/NAME. step: rounds."""
+
+    def end(self, status: str, privacy_short: str) -> None:
+        """finished, ended early, failed or stopped. privacy_short: the guarantee as it reads with
+        the result; "" without one."""
+
+
+def follow(path: Path) -> Iterator[tuple[Json, int]]:
+    """All events, each with its end, until standard input ends: the run is over then, or gone, and
+    little time is left."""
+    over, offset = False, 0
+    while True:
+        if not over and select.select([sys.stdin], [], [], EVERY)[0]:
+            over, timer = True, threading.Timer(PATIENCE, os._exit, (1,))
+            timer.daemon = True
+            timer.start()
+        last = over
+        events = read_events(path, offset)
+        offset = events[-1][1] if events else offset
+        yield from events
+        if last:
+            return
+
+
+def serve(library: Library, path: Path, note: Path, done: Json) -> None:
+    """Tell the library all that it was not told; done: the notes, kept up to date."""
+    begun, start = False, dict[str, Any]()
+    for event, offset in follow(path):
+        start = event.get("begin", start)
+        if offset <= done["offset"]:
+            continue
+        if not begun:  # also where an earlier process failed after it
+            library.begin(**start)
+            begun = True
+        if "log" in event:
+            log = event["log"]
+            library.log(log["group"], log["values"], log["step"])
+        elif "end" in event:
+            library.end(**event["end"])
+            begun = False
+        done["offset"] = offset
+        write_atomic(note, json.dumps(done).encode())
+        if event.get("end", {}).get("status") in FINISHED:
+            return
+    if begun:
+        library.end("stopped", "")
+
+
+def main(name: str, folder: str) -> None:
+    """Of a tracker's process."""
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sign, signal.SIG_IGN)  # the end of standard input is what ends it
+    note, done = notes(Path(folder), name), dict[str, Any]()
+    try:
+        done = {"offset": read_notes(Path(folder), name).get("offset", 0)}
+        module = import_module(f"privsyn_flower.app.tracking.to_{name}")
+        serve(module.library(Path(folder)), Path(folder) / EVENTS, note, done)
+    except BaseException as error:  # also what a library calls an exit
+        told = " ".join(without_logins(f"{type(error).__name__}: {error}").split())[:LONGEST]
+        write_atomic(note, json.dumps({**done, "error": told}).encode())
+        os._exit(NOTED)

@@ -36,7 +36,7 @@ from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
 from privsyn_flower.server_apps.selection import CANDIDATES, check_selection, select_round
 from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.strategies.popri.strategy import POPri
-from privsyn_flower.strategies.synthesis.checkpoints import Distance
+from privsyn_flower.strategies.synthesis.responses import Distance
 from privsyn_flower.text.prompts import HEADING, LabelledText
 
 UNALIGNED = "unaligned"

@@ -1,18 +1,21 @@
-"""`start` of the training methods: in the place of Flower's FedAvg, in any ServerApp."""
+"""`start` of the training methods: in the place of Flower's FedAvg, in any ServerApp.
+
+They are Flower's `Strategy`, of which some is the same and some cannot be (`SecureStrategy`).
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NoReturn, Protocol
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Result, Strategy
 
 from privsyn_flower.common.arrays import F64
 from privsyn_flower.common.files import default_cache
@@ -24,22 +27,19 @@ from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.protocol.question import TO_COME
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.app_evaluation import (
-    AppEvaluations,
-    PrivateEvaluation,
-    evaluation_options,
-)
-from privsyn_flower.strategies.averaging.app_records import (
     EVALUATION,
     FIRST,
+    AppEvaluations,
     EvaluateFn,
+    PrivateEvaluation,
     app_options,
     array_record,
+    evaluation_options,
     log_rounds,
     logged,
     node_figures,
     server_figures,
 )
-from privsyn_flower.strategies.averaging.flower_strategy import SecureStrategy
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays, GeneralisedFedAvg
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.arguments import Arguments
@@ -51,6 +51,58 @@ from privsyn_flower.strategies.engine.outcome import observed, write_summary
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.engine.session import FederationSpec, Session, trusted_noise
 from privsyn_flower.training import Layout
+
+
+class SecureStrategy(Strategy):
+    """A Flower strategy whose rounds are sums under secure aggregation.
+
+    `start` and `summary` are Flower's interface. The four hooks of Flower's own loop raise
+    NotImplementedError: they are handed the reply of every node by itself, and only the sum of all
+    of them may be read.
+    """
+
+    config: AveragingConfig
+
+    def summary(self) -> None:
+        """Log the settings that differ from their defaults, as Flower's strategies do."""
+        logger.info("\t├──> %s settings:", type(self).__name__)
+        for name, value in self.settings().items():
+            logger.info("\t│\t├── %s: %s", name, value)
+        logger.info("\t└──> Aggregation: sums over nodes; no reply is read by itself")
+
+    def settings(self) -> dict[str, Any]:
+        """What `summary` logs: the bound of an update, the server's step, who adds the noise."""
+        always = {"clip_norm", "server_optimizer", "server_learning_rate", "noise"}
+        shown = always | self.config.model_dump(exclude_defaults=True).keys()
+        return {name: value for name, value in self.config.model_dump().items() if name in shown}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("configure_train")
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("aggregate_train")
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("configure_evaluate")
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> NoReturn:
+        """Raises NotImplementedError."""
+        self._refuse("aggregate_evaluate")
+
+    def _refuse(self, hook: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{type(self).__name__}.{hook} is not supported: a single reply must not be aggregated "
+            "outside of the secure sum. Call start(grid, ...), and wrap this strategy in no other "
+            "(clipping and noise are its own)"
+        )
+
 
 # The log that Flower shows in every app.
 logger = logging.getLogger("flwr")

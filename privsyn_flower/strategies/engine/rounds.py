@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.common.arrays import F64
 from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.evaluation.verdict import excess_of, warn_if_drowned
 from privsyn_flower.privacy.ledger import BudgetExceeded, Charge, Ledger, LedgerError
 from privsyn_flower.privacy.plan import ROUNDS
 from privsyn_flower.privacy.release import TooFewSurvivors, release
@@ -35,7 +36,6 @@ from privsyn_flower.strategies.engine.aggregation import (
 from privsyn_flower.strategies.engine.callbacks import Callbacks, Question
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, check_enough
 from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise, is_trusted
-from privsyn_flower.strategies.engine.released_signal import excess_of, warn_if_drowned
 
 logger = logging.getLogger("privsyn_flower")
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.app.preflight import generator
-from privsyn_flower.app.preflight.generator import default_generator
+from privsyn_flower.app.preflight import data
+from privsyn_flower.app.preflight.data import default_generator
 from tests.rigs.languages import ENGLISH, FOREIGN
 from tests.rigs.preflight_preflight import place, write  # noqa: F401
 
@@ -23,7 +23,7 @@ def own(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = place / "run.toml"
     path.write_text(path.read_text().replace("generator =", "# ").replace("samples = 0", ""))
     public(ENGLISH)
-    monkeypatch.setattr(generator, "missing", lambda *_: [])
+    monkeypatch.setattr(data, "missing", lambda *_: [])
     return path
 
 
@@ -69,7 +69,7 @@ def test_what_is_named_or_writes_nothing_here_stays(own: Path, overrides: dict[s
 
 
 def test_without_the_extra_there_is_no_choice(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator, "missing", lambda *names: list(names))
+    monkeypatch.setattr(data, "missing", lambda *names: list(names))
     assert default_generator(own, {}) == ({}, "")
 
 

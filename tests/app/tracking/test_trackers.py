@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.app.tracking import Trackers, TrackerUnavailable, process
+from privsyn_flower.app.tracking import Trackers, TrackerUnavailable, trackers
 from privsyn_flower.app.tracking import trackers as trackers_file
 from privsyn_flower.app.tracking.trackers import EVENTS, notes, read_events
 from privsyn_flower.strategies.engine.callbacks import Callbacks, RunStart
@@ -129,7 +129,7 @@ def test_a_library_that_failed_is_told_what_it_missed(
     for row in rows(1, 3):
         found.round_ended("rounds", row)
     found.run_ended({"rounds": 3})
-    monkeypatch.setattr(process, "follow", lambda path: iter(read_events(path, 0)))
+    monkeypatch.setattr(trackers, "follow", lambda path: iter(read_events(path, 0)))
     calls: list[Any] = []
 
     class Failing:
@@ -148,11 +148,11 @@ def test_a_library_that_failed_is_told_what_it_missed(
 
     library, note = Failing(), notes(tmp_path, "tensorboard")
     with pytest.raises(ConnectionError):
-        process.serve(library, tmp_path / EVENTS, note, {"offset": 0})
+        trackers.serve(library, tmp_path / EVENTS, note, {"offset": 0})
     assert calls == [RUN, ("rounds", 1), ("rounds", 2)]
     calls.clear()
     library.fail = False
-    process.serve(library, tmp_path / EVENTS, note, json.loads(note.read_text()))
+    trackers.serve(library, tmp_path / EVENTS, note, json.loads(note.read_text()))
     assert calls == [RUN, ("rounds", 2), ("rounds", 3), ("result", 3), "finished"]
 
 

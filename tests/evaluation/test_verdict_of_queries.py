@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from privsyn_flower.evaluation.signal import Excess
+from privsyn_flower.evaluation.verdict import excess_of, warn_if_drowned
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.strategies.engine.released_signal import excess_of, warn_if_drowned
 
 SIGMA = 3.0
 
