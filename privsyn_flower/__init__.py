@@ -25,10 +25,9 @@ _HOMES = {  # package -> its names
     "text": "HuggingFaceGenerator MaskFill OpenAIGenerator PreferenceTrainer Retrieval "
     "load_embedder load_topics make_topics shipped_model",
 }
-_MODULES = {name: home for home, names in _HOMES.items() for name in names.split()}
-_imported = on_demand(__name__, **_MODULES)
+_imported = on_demand(__name__, _HOMES)
 
-__all__ = ["__version__", *sorted(_MODULES)]
+__all__ = ["__version__", *sorted(name for names in _HOMES.values() for name in names.split())]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,17 +15,12 @@ if TYPE_CHECKING:
 else:
     __getattr__ = on_demand(
         __name__,
-        Kind="answers",
-        Node="node.device",
-        Participants="answers",
-        UserTexts="node.device",
-        VOTES="votes",
-        check_votes="votes",
-        guarded="answers",
-        open_node="node.device",
-        private_evaluation="dropin",
-        private_training="dropin",
-        reply="answers",
+        {
+            "answers": "Kind Participants guarded reply",
+            "dropin": "private_evaluation private_training",
+            "node.device": "Node UserTexts open_node",
+            "votes": "VOTES check_votes",
+        },
     )
 
 __all__ = [

@@ -6,16 +6,17 @@ A device starts a fresh process for every message: what an answer does not use, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 
-def on_demand(package: str, **modules: str) -> Callable[[str], Any]:
-    """The `__getattr__` of `package`: public name -> the module in it that has the name.
+def on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of `package`. homes: module in it -> the public names that it has.
 
     No name may be a module's of the package too: who imports that module first would get it.
     """
+    modules = {name: home for home, names in homes.items() for name in names.split()}
 
     def attribute(name: str) -> Any:
         if name not in modules:

@@ -44,30 +44,16 @@ if TYPE_CHECKING:
 else:
     _imported = on_demand(
         __name__,
-        AveragingConfig="training",
-        DataConfig="data",
-        EvaluationConfig="evaluation",
-        EvolutionConfig="evolution",
-        ExpandConfig="models",
-        FtrlConfig="training",
-        GenerationConfig="models",
-        ModelsConfig="models",
-        ProximityConfig="training",
-        RunConfig="schema",
-        SftConfig="evolution",
-        TrainingConfig="training",
-        absolute_paths="toml",
-        check_paths="toml",
-        cache_folder="schema",
-        changed="toml",
-        flat_defaults="schema",
-        differences="toml",
-        load_config="toml",
-        parse_override="toml",
-        relocated="toml",
-        to_toml="toml",
-        toml_value="toml",
-        without_benchmark="toml",
+        {
+            "data": "DataConfig",
+            "evaluation": "EvaluationConfig",
+            "evolution": "EvolutionConfig SftConfig",
+            "models": "ExpandConfig GenerationConfig ModelsConfig",
+            "schema": "RunConfig cache_folder flat_defaults",
+            "toml": "absolute_paths changed check_paths differences load_config "
+            "parse_override relocated to_toml toml_value without_benchmark",
+            "training": "AveragingConfig FtrlConfig ProximityConfig TrainingConfig",
+        },
     )
 
     def __getattr__(name: str) -> Any:

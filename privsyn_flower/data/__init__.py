@@ -19,21 +19,14 @@ if TYPE_CHECKING:
 else:
     __getattr__ = on_demand(
         __name__,
-        EmbeddingCache="caches",
-        Federation="federation",
-        Finding="findings",
-        LabelledText="values",
-        Sample="users",
-        Survey="surveys",
-        cached_embeddings="caches",
-        check_file="users",
-        label_of="values",
-        load_samples="users",
-        load_users="users",
-        prepare="federation",
-        shard_sizes="federation",
-        survey="surveys",
-        texts_of="users",
+        {
+            "caches": "EmbeddingCache cached_embeddings",
+            "federation": "Federation prepare shard_sizes",
+            "findings": "Finding",
+            "surveys": "Survey survey",
+            "users": "Sample check_file load_samples load_users texts_of",
+            "values": "LabelledText label_of",
+        },
     )
 
 __all__ = [

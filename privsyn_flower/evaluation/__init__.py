@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 else:
     __getattr__ = on_demand(
         __name__,
-        frechet_distance="metrics",
-        next_token_metrics="metrics",
-        paired_bootstrap="intervals",
+        {"intervals": "paired_bootstrap", "metrics": "frechet_distance next_token_metrics"},
     )
 
 __all__ = ["frechet_distance", "next_token_metrics", "paired_bootstrap"]

@@ -35,24 +35,16 @@ if TYPE_CHECKING:
 else:
     __getattr__ = on_demand(
         __name__,
-        BudgetExceeded="ledger",
-        Charge="ledger",
-        DuplicateCharge="ledger",
-        IntegerPlan="encoding.quantize",
-        Ledger="ledger",
-        LedgerError="ledger",
-        LedgerInUse="ledger",
-        NoiseKey="correlated",
-        NoisySum="release",
-        Participation="correlated",
-        PrivacyStatement="sentence",
-        ReleaseRefused="release",
-        TooFewSurvivors="release",
-        calibrate="accounting.calibration",
-        calibrate_correlated="correlated",
-        clip_l2="clipping",
-        factorization="correlated",
-        system_gaussian="noise.gaussian",
+        {
+            "accounting.calibration": "calibrate",
+            "clipping": "clip_l2",
+            "correlated": "NoiseKey Participation calibrate_correlated factorization",
+            "encoding.quantize": "IntegerPlan",
+            "ledger": "BudgetExceeded Charge DuplicateCharge Ledger LedgerError LedgerInUse",
+            "noise.gaussian": "system_gaussian",
+            "release": "NoisySum ReleaseRefused TooFewSurvivors",
+            "sentence": "PrivacyStatement",
+        },
     )
 
 __all__ = [

@@ -8,12 +8,7 @@ if TYPE_CHECKING:
     from privsyn_flower.protocol.greeting import Hello, answer_hello
     from privsyn_flower.protocol.question import Query
 else:
-    __getattr__ = on_demand(
-        __name__,
-        Hello="greeting",
-        Query="question",
-        answer_hello="greeting",
-    )
+    __getattr__ = on_demand(__name__, {"greeting": "Hello answer_hello", "question": "Query"})
 
 __all__ = [
     "Hello",

@@ -14,13 +14,11 @@ if TYPE_CHECKING:
 else:
     __getattr__ = on_demand(
         __name__,
-        Reading="metrics",
-        metrics_bound="metrics",
-        shard_scores="scores",
-        shard_votes="votes",
-        similarity_scores="scores",
-        vote_histogram="votes",
-        vote_sensitivity="votes",
+        {
+            "metrics": "Reading metrics_bound",
+            "scores": "shard_scores similarity_scores",
+            "votes": "shard_votes vote_histogram vote_sensitivity",
+        },
     )
 
 __all__ = [

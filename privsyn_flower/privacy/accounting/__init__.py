@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from privsyn_flower.privacy.accounting.curve import renyi_epsilon
 else:  # a device needs none of them
     __getattr__ = on_demand(
-        __name__, calibrate="calibration", most_releases="calibration", renyi_epsilon="curve"
+        __name__, {"calibration": "calibrate most_releases", "curve": "renyi_epsilon"}
     )
 
 __all__ = [

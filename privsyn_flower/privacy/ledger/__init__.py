@@ -12,13 +12,11 @@ if TYPE_CHECKING:
 else:
     __getattr__ = on_demand(
         __name__,
-        BudgetExceeded="ledger",
-        Charge="journal",
-        DuplicateCharge="ledger",
-        Ledger="ledger",
-        LedgerInUse="usage",
-        exclusive="usage",
-        export="usage",
+        {
+            "journal": "Charge",
+            "ledger": "BudgetExceeded DuplicateCharge Ledger",
+            "usage": "LedgerInUse exclusive export",
+        },
     )
 
 __all__ = [
