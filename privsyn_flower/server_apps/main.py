@@ -22,7 +22,7 @@ from privsyn_flower.runs import RunFolder, RunLocked, complete, failure
 from privsyn_flower.server_apps.changes import go_by
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.run import Run
-from privsyn_flower.strategies.engine.failure_reason import print_last
+from privsyn_flower.strategies.engine.arguments import print_last
 
 app = ServerApp()
 logger = logging.getLogger("privsyn_flower")

@@ -17,12 +17,13 @@ from privsyn_flower.privacy import (
     LedgerInUse,
     calibrate,
 )
-from privsyn_flower.privacy.ledger.usage import exclusive, export, remaining_rounds
+from privsyn_flower.privacy.ledger.usage import exclusive, export
 from tests.rigs.ledger import (
     DELTA,
     LEFT,
     make,
     path,  # noqa: F401
+    remaining_rounds,
     reserve,
 )
 

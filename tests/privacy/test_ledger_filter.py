@@ -21,7 +21,7 @@ from privsyn_flower.privacy.accounting import gaussian_mu
 from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.ledger.filters import SLACK, charged_epsilon, new_header
 from privsyn_flower.privacy.ledger.refusals import why_refused
-from privsyn_flower.privacy.ledger.usage import affordable_charges, remaining_rounds
+from privsyn_flower.privacy.ledger.usage import affordable_charges
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.privacy.wording import at_most
 from tests.rigs.ledger import (
@@ -29,6 +29,7 @@ from tests.rigs.ledger import (
     LEFT,
     make,
     path,
+    remaining_rounds,
     reserve,
 )
 

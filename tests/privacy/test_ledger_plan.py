@@ -27,9 +27,10 @@ from privsyn_flower.privacy.ledger.filters import (
     places,
 )
 from privsyn_flower.privacy.ledger.refusals import why_refused
-from privsyn_flower.privacy.ledger.usage import affordable_charges, remaining_rounds
+from privsyn_flower.privacy.ledger.usage import affordable_charges
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.server_apps.privacy_plan import ledger_terms, privacy_plan
+from tests.rigs.ledger import remaining_rounds
 
 DELTA, TOTAL, RATE, ROUNDS = 1e-5, 2.0, 0.1, 20
 LEFT = gaussian_delta(DELTA)

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from privsyn_flower.privacy import Ledger, calibrate
-from privsyn_flower.privacy.ledger.usage import remaining_rounds
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from tests.rigs.ledger import remaining_rounds
 
 DELTA = 3e-6
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from privsyn_flower.config import ConfigError, RunConfig, load_config
-from privsyn_flower.privacy.ledger.usage import remaining_rounds
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
@@ -18,6 +17,7 @@ from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import run_id
 from tests.conftest import config_ledger, sentences
+from tests.rigs.ledger import remaining_rounds
 from tests.rigs.pipeline import Asking
 from tests.server_apps.in_process import (
     CONFIGS,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from privsyn_flower.strategies import DPFedAvg, PrEText
-from privsyn_flower.strategies.engine.failure_reason import print_last
+from privsyn_flower.strategies.engine.arguments import print_last
 from tests.strategies.training_rig import record, trainers
 
 FLOWER = logging.getLogger("flwr")

@@ -14,7 +14,6 @@ from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
 from privsyn_flower.privacy.encoding.sizing import WrapAround, distance_each
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
-from privsyn_flower.privacy.ledger.usage import remaining_rounds
 from privsyn_flower.privacy.noise.integer_noise import (
     LEAST_NODE_STD,
     LEAST_STD,
@@ -25,6 +24,7 @@ from privsyn_flower.protocol.noise import check_range, encoded_bound, total_vari
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import NodeNoise
+from tests.rigs.ledger import remaining_rounds
 
 PLAN = RoundPlan(run="r", users=1000, noise_multiplier=2.0)
 FINE = {False: 1e-25, True: 1e-19}  # 56 bits hold finer sums than the 32 of dense ones

@@ -15,7 +15,6 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
-from privsyn_flower.privacy.ledger.usage import remaining_rounds
 from privsyn_flower.privacy.release import TooFewSurvivors
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import Hello
@@ -25,6 +24,7 @@ from privsyn_flower.runs import read_jsonl
 from privsyn_flower.strategies.engine.aggregation import Attempt, Collected, PlainSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes, WrongNode
 from privsyn_flower.strategies.engine.rounds import MOST_ABORTS, NoRelease, NothingSurvived
+from tests.rigs.ledger import remaining_rounds
 from tests.rigs.rounds import (
     Counting,
     VotingNode,

@@ -50,7 +50,7 @@ from privsyn_flower.runs import (
 from privsyn_flower.server_apps.changes import CHANGES, changes_of, go_by
 from privsyn_flower.server_apps.privacy_plan import baseline
 from privsyn_flower.server_apps.public_text import is_deployment
-from privsyn_flower.strategies.engine.failure_reason import PREFIX
+from privsyn_flower.strategies.engine.arguments import PREFIX
 from privsyn_flower.strategies.engine.rounds import LOST
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status

@@ -24,11 +24,6 @@ from privsyn_flower.text.words import Vocabulary, read_vocabulary
 MOST_KNOWN = 2**20  # pieces of text that are known by heart, to read each once
 
 
-def coverage(texts: Iterable[str], vocabulary: Vocabulary) -> float:
-    """The share of the vocabulary's words that occur in the texts, which are read as a stream."""
-    return len(find_occurrences(texts, vocabulary)) / len(vocabulary)
-
-
 def find_occurrences(texts: Iterable[str], vocabulary: Vocabulary) -> set[int]:
     """The places of the vocabulary's words that occur.
 
@@ -54,12 +49,6 @@ def _news(texts: Iterable[str]) -> Iterator[str]:
         known |= fresh
         if fresh:
             yield " ".join(fresh)
-
-
-def unknown_rate(text: str, vocabulary: Vocabulary) -> float:
-    """The share of a text's words that are not in the vocabulary; 1.0 of a text without words."""
-    (ids,) = vocabulary.ids([text])
-    return ids.count(-1) / len(ids) if ids else 1.0
 
 
 REPORT, COVERAGE = "report.json", "coverage.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.common.files import LockTaken, file_lock, replace_private
-from privsyn_flower.privacy.ledger.filters import SLACK, Header, fits
+from privsyn_flower.privacy.ledger.filters import Header, fits
 from privsyn_flower.privacy.ledger.journal import Charge, LedgerError, locked, read_rows
 from privsyn_flower.privacy.ledger.ledger import Ledger, belongs, new_charge
 
@@ -51,21 +50,6 @@ def export(ledger: Ledger, run: str, path: str | os.PathLike[str]) -> None:
     copied = [rows[0] | {"kind": "copy"}, *(row for row in rows[1:] if row["id"] in ids)]
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in copied)
     replace_private(Path(path), text.encode())
-
-
-def remaining_rounds(
-    ledger: Ledger, noise_multiplier: float, *, sampling_rate: float = 1.0
-) -> int | None:
-    """How many more rounds at this noise the total allows; None without a total."""
-    wanted = new_charge(noise_multiplier, sampling_rate=sampling_rate)
-    header, charges = ledger.header, ledger.charges()
-    if header.budget is None:
-        return None
-    if header.plan is not None:
-        return _number_that_fits(header, charges, [wanted] * int(header.budget))
-    spent = math.fsum(charge.mu_squared for charge in charges if charge.state != "void")
-    cost = wanted.mu_squared or math.ulp(0.0)  # of noise beyond all bounds
-    return math.floor(min(max(0.0, header.budget * (1 + SLACK) - spent) / cost, 2.0**53))
 
 
 def affordable_charges(

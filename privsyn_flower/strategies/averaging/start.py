@@ -42,10 +42,9 @@ from privsyn_flower.strategies.averaging.app_evaluation import (
 )
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays, GeneralisedFedAvg
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
-from privsyn_flower.strategies.engine.arguments import Arguments
+from privsyn_flower.strategies.engine.arguments import Arguments, log_failure_reason
 from privsyn_flower.strategies.engine.callbacks import Callback, Callbacks
 from privsyn_flower.strategies.engine.cohort import check_enough
-from privsyn_flower.strategies.engine.failure_reason import log_failure_reason
 from privsyn_flower.strategies.engine.node_failures import DROP_IN, NodeFailures
 from privsyn_flower.strategies.engine.outcome import observed, write_summary
 from privsyn_flower.strategies.engine.rounds import Rounds

@@ -1,14 +1,19 @@
 """The arguments of a strategy's constructor and of `start`, as one wrote them: what a second start
-in the same folder differs in, and what an error names in place of a configuration key."""
+in the same folder differs in, and what an error names in place of a configuration key.
+
+The error of a `start` is the last line, below Flower's exit code and help page.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import inspect
+import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel
 
@@ -92,3 +97,59 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         for name in sorted(before.keys() & now.keys())
         if before[name] != now[name]
     ]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PREFIX = "privsyn: "  # what such a line begins with
+_FLOWER = logging.getLogger("flwr")
+
+
+class _AfterExitCode(logging.Handler):
+    """Prints the reason behind Flower's "Exit Code: ...", once."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Nothing for any other line of Flower's."""
+        if record.getMessage().startswith("Exit Code"):
+            _FLOWER.removeHandler(self)
+            print(f"{PREFIX}{self.reason}", file=sys.stderr, flush=True)
+
+
+def print_last(reason: str) -> None:
+    """Print this behind what Flower prints when a ServerApp fails. A later one takes its place."""
+    for handler in list(_FLOWER.handlers):
+        if isinstance(handler, _AfterExitCode):
+            _FLOWER.removeHandler(handler)
+    _FLOWER.addHandler(_AfterExitCode(" | ".join(reason.splitlines())))
+
+
+def log_failure_reason(start: Callable[P, T]) -> Callable[P, T]:
+    """A strategy's `start`, whose error is printed last. Raises TypeError naming all arguments
+    that are missing."""
+    required = [
+        name
+        for name, parameter in inspect.signature(start).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+    ]
+
+    @functools.wraps(start)
+    def started(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            missing = [name for name in required if name not in named]
+            if missing:
+                raise TypeError(
+                    f"start lacks {', '.join(missing)}: a private run needs more than Flower's "
+                    "own start (docs/dropin.md)"
+                )
+            with api_words():
+                return start(*arguments, **named)
+        except Exception as error:
+            print_last(f"{type(error).__name__}: {error}")
+            raise
+
+    return started

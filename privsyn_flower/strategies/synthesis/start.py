@@ -16,9 +16,8 @@ from privsyn_flower.privacy.planning import plan_privacy
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
-from privsyn_flower.strategies.engine.arguments import Arguments
+from privsyn_flower.strategies.engine.arguments import Arguments, log_failure_reason
 from privsyn_flower.strategies.engine.callbacks import Callback, Callbacks
-from privsyn_flower.strategies.engine.failure_reason import log_failure_reason
 from privsyn_flower.strategies.engine.node_failures import NODES, NodeFailures
 from privsyn_flower.strategies.engine.outcome import observed, write_summary
 from privsyn_flower.strategies.engine.rounds import Method

@@ -21,7 +21,7 @@ from privsyn_flower.common.files import write_atomic
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.common.units import units
-from privsyn_flower.runs import read_jsonl, write_json
+from privsyn_flower.runs import write_json
 from privsyn_flower.text.protocols import Generator
 from privsyn_flower.text.words import degenerate
 
@@ -113,11 +113,6 @@ def write_texts(
     shutil.rmtree(folder, ignore_errors=True)
     texts = sum(one.texts for one in found)
     return Written(texts, sum(one.drawn for one in found), len(order.topics) - texts)
-
-
-def read_texts(path: Path) -> list[Row]:
-    """The rows that `write_texts` wrote."""
-    return read_jsonl(path)
 
 
 def _block(
