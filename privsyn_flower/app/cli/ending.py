@@ -46,6 +46,7 @@ def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         "Ctrl-C ends it and keeps the result",
         *_texts(summary, folder, width()),
         *(f"{about}: {text}" for about, text in _claim(summary)),
+        *(f"text: {line}" for line in text_lines(summary)),
     ]
 
 

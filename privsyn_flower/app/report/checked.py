@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from privsyn_flower.app.report.html.markup import is_number, mapping, number, percent
 
 INSPECT = (
-    "`privsyn inspect RUN` compares the texts with private ones, on the machine of whoever may read "
-    "these. What it finds is private: it is neither in a report nor in what `privsyn publish` makes."
+    "`privsyn inspect RUN` compares the texts with private ones, where these may be read. What it "
+    "finds is private: no report shows it, and `privsyn publish` takes none of it."
 )
 OUTSIDE = "measured with held-out text, not covered by epsilon"
 ROWS = {  # key of a part of `quality` -> what it is

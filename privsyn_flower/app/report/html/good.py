@@ -60,9 +60,7 @@ def _quality(run: RunFolder, summary: Mapping[str, Any]) -> Figure | None:
     if not rows:
         return None
     listed = found.get("word_list")
-    known = (
-        f"Word list: {listed}." if listed else "No word list: public text alone says what is one."
-    )
+    known = f"Word list: {listed}." if listed else "No word list fits: public text has the words."
     title = f"Quality of {number(found.get('texts'))} texts, by public things alone"
     remark = f"Post-processing ({guarantee(run)}): no private text was read. {known}"
     beside = f"{number(found.get('public_texts'))} public texts"
@@ -271,8 +269,8 @@ def _closeness(run: RunFolder, found: Mapping[str, Any]) -> list[Figure]:
         return []
     title = "Closeness to held-out text, by embeddings"
     remark = (
-        f"{beside(run)} Measured with held-out text. {OVER_USERS}. Precision: texts like somebody's; "
-        "recall: users' texts like one of these. All are of equally many texts."
+        f"{beside(run)} Measured with held-out text. {OVER_USERS}. Precision: the share of texts "
+        "like somebody's; recall: of users' texts like one of these. All are of equally many texts."
     )
     return [Figure(title, remark, Table(title, ["text", *CLOSENESS.values()], rows), None)]
 

@@ -55,21 +55,20 @@ def learned(run: RunFolder) -> Context:
 
 def _best(voted: Mapping[str, Any]) -> list[dict[str, object]]:
     """The last round's candidates of most votes."""
-    rows = [mapping(one) for one in voted["best"]] if isinstance(voted.get("best"), list) else []
     return [
-        _item(
-            {"text": row["text"], "label": f"round {row.get('round')}: {number(row.get('votes'))}"}
-        )
-        for row in rows[:SHOWN_SEEDS]
+        _item({"text": row["text"], "label": f"{number(row.get('votes'))} votes"})
+        for row in _mappings(voted.get("best"))[:SHOWN_SEEDS]
         if "text" in row
     ]
 
 
+def _mappings(values: object) -> list[Mapping[str, Any]]:
+    return [mapping(one) for one in values] if isinstance(values, list) else []
+
+
 def _domains(run: RunFolder, voted: Mapping[str, Any]) -> Figure | None:
     """Shares of survivors by public domain and round."""
-    rows = (
-        [mapping(one) for one in voted["shares"]] if isinstance(voted.get("shares"), list) else []
-    )
+    rows = _mappings(voted.get("shares"))
     shares = {one.get("round"): mapping(one.get("shares")) for one in rows}
     last = next(reversed(shares.values()), {})
     names = sorted({name for own in shares.values() for name in own}, key=lambda n: -_of(last, n))
