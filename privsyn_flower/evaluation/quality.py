@@ -81,13 +81,13 @@ def quality(texts: Sequence[str], public: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def faults(found: Mapping[str, Any]) -> list[str]:
-    """Why a run's text is of no use; nothing where it may be. found: by `quality`."""
-    if not found:
+def faults(figures: Mapping[str, Any]) -> list[str]:
+    """Why a run's text is of no use; nothing where it may be. figures: by `quality`."""
+    if not figures:
         return []
-    own, beside, reasons = found["synthetic"], found["public"], list[str]()
+    own, beside, reasons = figures["synthetic"], figures["public"], list[str]()
     if beside and own["unknown_words"] > max(UNKNOWN, beside["unknown_words"]):
-        where = "no public text and no word list" if found["word_list"] else "no public text"
+        where = "no public text and no word list" if figures["word_list"] else "no public text"
         reasons.append(
             f"most words are not words: {own['unknown_words']:.0%} of the written words are in "
             f"{where}: models.generator does not write this language, or not with these settings"
@@ -100,10 +100,10 @@ def faults(found: Mapping[str, Any]) -> list[str]:
     return reasons
 
 
-def sentences(found: Mapping[str, Any]) -> list[str]:
+def sentences(figures: Mapping[str, Any]) -> list[str]:
     """The faults, and what to know of texts that are mostly public ones: no fault, as votes may
     pick public texts, and a baseline is nothing else."""
-    told, share = faults(found), found.get("copies", 0.0)
+    told, share = faults(figures), figures.get("copies", 0.0)
     if share > COPIED:
         told.append(
             f"most texts are copies of public text: {share:.0%} have the very words of one, and "
