@@ -285,6 +285,10 @@ def test_what_was_paid_for_outlives_an_expansion_that_drops_all(
     go_by(RunFolder(path), again)
     summary, _ = run(again, loopback, path)
     assert summary["synthetic_samples"] == 4 and summary["changed"] == ["expand.min-words"]
+    written = summary["quality"]["writer"]
+    assert written["model"] == str(causal_folder) and written["parameters"] > 1000
+    assert summary["quality"]["texts"] == 4 and len(summary["voted"]["best"]) == 5
+    assert summary["voted"]["shares"] == []  # files of nobody know no domains
     assert not any("too short" in why for why in summary.get("unusable", []))
 
 
