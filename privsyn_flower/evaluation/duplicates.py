@@ -44,9 +44,9 @@ def near_duplicates(
     if run < 1 or shingle < 1 or not 0 < similar <= 1:
         raise ValueError(f"{run=} and {shingle=} must be at least 1, {similar=} in (0, 1]")
     vocabulary: dict[str, int] = {}
-    ours, theirs = _encode(synthetic, vocabulary), _encode(reference, vocabulary)
-    codes = np.random.default_rng(0).integers(2**64, size=len(vocabulary), dtype=np.uint64)
-    copies = _copies(ours, theirs)
+    ours, theirs = encode(synthetic, vocabulary), encode(reference, vocabulary)
+    codes = word_codes(len(vocabulary))
+    copies = same_words(ours, theirs)
     repeated = _sharing(ours, theirs, codes, run) | copies
     jaccard = _largest_jaccard(ours, theirs, codes, shingle)
     total = max(1, len(synthetic))
@@ -62,20 +62,21 @@ def near_duplicates(
 
 
 @dataclass(frozen=True)
-class _Words:
+class EncodedTexts:
     """Texts as word numbers: flat (w,), the text of each word (w,), and words per text (n,)."""
 
     flat: I64
     owner: I64
     lengths: I64
 
-    def of(self, texts: Bools) -> _Words:
+    def of(self, texts: Bools) -> EncodedTexts:
         """Only the chosen texts; the others stay as empty ones."""
         kept = texts[self.owner]
-        return _Words(self.flat[kept], self.owner[kept], np.where(texts, self.lengths, 0))
+        return EncodedTexts(self.flat[kept], self.owner[kept], np.where(texts, self.lengths, 0))
 
 
-def _encode(texts: Sequence[str], vocabulary: dict[str, int]) -> _Words:
+def encode(texts: Sequence[str], vocabulary: dict[str, int]) -> EncodedTexts:
+    """Texts as numbers of their words, of which new ones join the vocabulary."""
     flat: list[int] = []
     lengths = np.zeros(len(texts), dtype=np.int64)
     for i, text in enumerate(texts):
@@ -83,10 +84,15 @@ def _encode(texts: Sequence[str], vocabulary: dict[str, int]) -> _Words:
         lengths[i] = len(words)
         flat += [vocabulary.setdefault(word, len(vocabulary)) for word in words]
     owner = np.repeat(np.arange(len(texts)), lengths)
-    return _Words(np.asarray(flat, dtype=np.int64), owner, lengths)
+    return EncodedTexts(np.asarray(flat, dtype=np.int64), owner, lengths)
 
 
-def _grams(words: _Words, codes: U64, size: int) -> tuple[U64, I64]:
+def word_codes(count: int) -> U64:
+    """A random code for each word of a vocabulary, the same in every process."""
+    return np.random.default_rng(0).integers(2**64, size=count, dtype=np.uint64)
+
+
+def grams(words: EncodedTexts, codes: U64, size: int) -> tuple[U64, I64]:
     """Hashes of all runs of `size` words within one text, and the text of each."""
     count = max(0, len(words.flat) - size + 1)
     hashes = np.zeros(count, dtype=np.uint64)
@@ -96,11 +102,11 @@ def _grams(words: _Words, codes: U64, size: int) -> tuple[U64, I64]:
     return hashes[inside], words.owner[:count][inside]
 
 
-def _sharing(ours: _Words, theirs: _Words, codes: U64, size: int) -> Bools:
+def _sharing(ours: EncodedTexts, theirs: EncodedTexts, codes: U64, size: int) -> Bools:
     """Which of our texts have a run of `size` words in common with some of theirs."""
-    hashes, owner = _grams(ours, codes, size)
+    hashes, owner = grams(ours, codes, size)
     found = np.zeros(len(ours.lengths), dtype=np.bool_)
-    found[owner[_within(hashes, np.sort(_grams(theirs, codes, size)[0]))]] = True
+    found[owner[_within(hashes, np.sort(grams(theirs, codes, size)[0]))]] = True
     return found
 
 
@@ -113,10 +119,10 @@ def _within(hashes: U64, ordered: U64) -> Bools:
     return found
 
 
-def _copies(ours: _Words, theirs: _Words) -> Bools:
+def same_words(ours: EncodedTexts, theirs: EncodedTexts) -> Bools:
     """Which of our texts have the very words of one of theirs."""
 
-    def whole(words: _Words) -> list[bytes]:
+    def whole(words: EncodedTexts) -> list[bytes]:
         ends = np.cumsum(words.lengths)
         return [part.tobytes() for part in np.split(words.flat, ends[:-1])] if len(ends) else []
 
@@ -124,7 +130,7 @@ def _copies(ours: _Words, theirs: _Words) -> Bools:
     return np.array([text in known for text in whole(ours)], dtype=np.bool_)
 
 
-def _longest_run(ours: _Words, theirs: _Words, codes: U64) -> int:
+def _longest_run(ours: EncodedTexts, theirs: EncodedTexts, codes: U64) -> int:
     """Most words in a row that one of our texts shares with one of theirs.
 
     A shared run holds shared runs of every smaller length, so the length is found by bisection;
@@ -144,11 +150,11 @@ def _longest_run(ours: _Words, theirs: _Words, codes: U64) -> int:
     return low
 
 
-def _largest_jaccard(ours: _Words, theirs: _Words, codes: U64, size: int) -> F64:
+def _largest_jaccard(ours: EncodedTexts, theirs: EncodedTexts, codes: U64, size: int) -> F64:
     """For each of our texts the largest Jaccard similarity of n-gram sets to one of theirs."""
     best = np.zeros(len(ours.lengths))
-    hashes, owner = _distinct(*_grams(ours, codes, size))
-    their_hashes, their_owner = _distinct(*_grams(theirs, codes, size))
+    hashes, owner = distinct(*grams(ours, codes, size))
+    their_hashes, their_owner = distinct(*grams(theirs, codes, size))
     common = _within(their_hashes, hashes)  # both sorted
     sizes = np.bincount(owner, minlength=len(ours.lengths))
     their_sizes = np.bincount(their_owner, minlength=len(theirs.lengths))
@@ -170,7 +176,7 @@ def _largest_jaccard(ours: _Words, theirs: _Words, codes: U64, size: int) -> F64
     return best
 
 
-def _distinct(hashes: U64, owner: I64) -> tuple[U64, I64]:
+def distinct(hashes: U64, owner: I64) -> tuple[U64, I64]:
     """Each n-gram of a text once, sorted by hash and then by text."""
     order = np.lexsort((owner, hashes))
     hashes, owner = hashes[order], owner[order]

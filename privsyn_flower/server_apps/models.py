@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Any
+
 from privsyn_flower.common.progress import Progress
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
 from privsyn_flower.config.evolution import LABEL
@@ -11,6 +14,12 @@ from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.text import AdaptableGenerator, Embedder, Variation, load_embedder
 from privsyn_flower.text.embedders import KnownRows
 from privsyn_flower.text.models.packaged import packaged
+from privsyn_flower.text.models.pretrained import (
+    ModelUnavailableError,
+    count_parameters,
+    hub_snapshot,
+    local_folder,
+)
 from privsyn_flower.text.protocols import Sampling
 from privsyn_flower.text.tiny.assets import embedded
 
@@ -148,6 +157,19 @@ class Models:
             seed=self.config.seed,
             progress=self.progress,
         )
+
+    def described(self, kind: str) -> dict[str, Any]:
+        """{"model": its name, "parameters": how many, None where no file here tells it}."""
+        name: str = getattr(self.config.models, kind)
+        found = {"model": name, "parameters": None}
+        if kind == "generator" and self.config.generation.base_url:
+            return found
+        try:
+            folder = self.folder(kind)
+            place = local_folder(folder, f"models.{kind}") or hub_snapshot(folder)
+            return found | {"parameters": (count_parameters(place) or None) if place else None}
+        except (OSError, ValueError, KeyError, struct.error, ModelUnavailableError):
+            return found
 
     def rest_until_expansion(self) -> None:
         """Let a vLLM server of the run's own, which takes most of a GPU, sleep while the rounds do

@@ -127,3 +127,13 @@ def candidates(pool: list[str], config: RunConfig) -> list[str]:
     """
     words = config.data.sample_words
     return list(dict.fromkeys(beginning(text, words) for text in pool))
+
+
+def labels_of(federation: Federation, config: RunConfig) -> dict[str, str]:
+    """Text of the pool -> its label, its domain where the pool has several; of texts that were cut
+    to the same words, the first's."""
+    found = dict[str, str]()
+    for text, label in zip(federation.public(), federation.public_labels(), strict=True):
+        for cut in candidates([text], config):
+            found.setdefault(cut, label)
+    return found

@@ -222,6 +222,8 @@ class Run:
                 figures = {**figures, "public_texts_left_out": left_out}
             if self.asks:
                 figures = self._judged(method, figures)
+            if method.quality:
+                figures = {**figures, "quality": method.quality}
             faults = method.unusable(samples)
             if faults:
                 figures = {**figures, UNUSABLE: faults}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.app.report.pages import HOSTILE, benchmark, run_folder
+from tests.app.report.pages import HOSTILE, QUALITY, benchmark, run_folder
 
 
 def hostile_folder(folder: Path) -> Path:
@@ -18,6 +18,7 @@ def hostile_folder(folder: Path) -> Path:
     bad["accuracy_difference"] = {f"synthetic-{text}": [0.1, 0.0, 0.2] for text in HOSTILE}
     bad["frechet"] = {text: {text: 0.5} for text in HOSTILE}
     bad["verdict"] = list(HOSTILE)
+    bad["closeness"] = {text: {"frechet": [0.5, 0.4, 0.6], "mauve": text} for text in HOSTILE}
     clean = [text for text in HOSTILE if "\ud800" not in text]
     found = run_folder(
         folder,
@@ -29,6 +30,15 @@ def hostile_folder(folder: Path) -> Path:
         "privacy_short": HOSTILE[0], "version": HOSTILE[1], "ended_early": HOSTILE[2],
         "stage_seconds": dict.fromkeys(HOSTILE, 1.0), "unit": HOSTILE[3],
         "verdict": {"sentences": list(HOSTILE), "excess": 1.0, "signal": HOSTILE[5]},
+        "quality": QUALITY | {
+            "sentences": list(HOSTILE), "word_list": HOSTILE[1],
+            "writer": {"model": HOSTILE[0], "parameters": HOSTILE[0]},
+            "synthetic": QUALITY["synthetic"] | {"repetitive": HOSTILE[4], "words": list(HOSTILE)},
+        },
+        "voted": {
+            "best": [{"text": text, "votes": text, "round": text} for text in HOSTILE],
+            "shares": [{"round": n, "shares": dict.fromkeys(HOSTILE, 0.1)} for n in range(3)],
+        },
         "topics": {"largest": [{"keywords": [HOSTILE[0]], "share": 0.5}]},
     }  # fmt: skip
     (found / "summary.json").write_text(json.dumps(plain), encoding="utf-8")

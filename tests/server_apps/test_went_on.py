@@ -20,7 +20,6 @@ from privsyn_flower.server_apps import run as stages
 from privsyn_flower.server_apps.changes import changes_of, go_by
 from privsyn_flower.server_apps.methods import ctcl, recipe_of
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
-from privsyn_flower.server_apps.methods.synthesis import unreadable
 from privsyn_flower.server_apps.methods.training import Training
 from privsyn_flower.server_apps.run import Run, nothing_predicted
 from privsyn_flower.strategies.engine.rounds import Rounds
@@ -286,20 +285,11 @@ def test_what_was_paid_for_outlives_an_expansion_that_drops_all(
     go_by(RunFolder(path), again)
     summary, _ = run(again, loopback, path)
     assert summary["synthetic_samples"] == 4 and summary["changed"] == ["expand.min-words"]
+    written = summary["quality"]["writer"]
+    assert written["model"] == str(causal_folder) and written["parameters"] > 1000
+    assert summary["quality"]["texts"] == 4 and len(summary["voted"]["best"]) == 5
+    assert summary["voted"]["shares"] == []  # files of nobody know no domains
     assert not any("too short" in why for why in summary.get("unusable", []))
-
-
-@pytest.mark.parametrize(
-    ("text", "public", "fault"),
-    [
-        ("kata tidak dikenal", ["the list of all values", "a list of values"], True),
-        ("The list, of values!", ["the list of all values", "a list of values"], False),
-        ("春眠不觉晓", ["春晓不觉眠", "处处闻啼鸟"], False),
-        ("def return array", ["春晓不觉眠", "处处不觉晓"], True),
-    ],
-)
-def test_words_that_no_public_text_has(text: str, public: list[str], fault: bool) -> None:
-    assert bool(unreadable([text], public)) == fault
 
 
 def test_a_benchmark_without_one_right_word_tells_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, PeConfig, RunConfig
+from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import NothingSurvived, PrivateEvolution
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences
@@ -181,3 +183,47 @@ def test_too_few_first_texts_name_the_key() -> None:
 def test_keys_that_do_not_fit(values: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         RunConfig.from_flat({"method": "pe", **values})
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"copies": 3, "selection": "rank"}, {"copies": 2}], ids=["PE", "rank", "drawn"]
+)
+def test_rounds_are_described_by_releases_and_descent(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variation is of its first ancestor's domain; survivors are those of the run itself."""
+    method, folder = strategy(**options), RunFolder(tmp_path)
+    domains = {text: "ab"[i % 2] for i, text in enumerate(method.first)}
+    own, survived = method.survivors, [method.first]
+
+    def survivors(*given: Any) -> list[int]:
+        places = own(*given)
+        survived.append([method.population[i] for i in places])
+        return places
+
+    monkeypatch.setattr(method, "survivors", survivors)
+    rng = np.random.default_rng(1)
+    for rnd in (1, 2, 3):
+        votes, voted = rng.normal(3.0, 2.0, len(method.population)), list(method.population)
+        folder.save_release(rnd, votes)
+        told = method.learn(rnd, votes, 0.5)
+        folder.save_checkpoint(rnd, method.state(), {"round": rnd, "noise_std": 0.5, **told})
+    found = strategy(**options).described_rounds(folder, domains)
+    assert found["best"] == [
+        {"round": 3, "text": voted[i], "votes": round(votes[i], 3)}
+        for i in np.argsort(-votes)[:5].tolist()
+    ]
+    for rnd, texts in enumerate(survived):
+        roots = [domains[re.sub(r"( v\d+r\d+)+$", "", text)] for text in texts]
+        shares = {name: round(roots.count(name) / len(roots), 4) for name in set(roots)}
+        assert found["shares"][rnd] == {"round": rnd, "shares": shares}
+    # One that is a public text itself, as a retrieved one, is of its own domain.
+    retrieved = domains | dict.fromkeys(voted, "c")
+    last = strategy(**options).described_rounds(folder, retrieved)["shares"][-1]
+    assert last == {"round": 3, "shares": {"c": 1.0}}
+    assert strategy(**options).described_rounds(folder, {})["shares"] == []
+
+
+def test_a_run_without_a_round_has_no_best_candidates(tmp_path: Path) -> None:
+    found = strategy().described_rounds(RunFolder(tmp_path), {"x": "a"})
+    assert found == {"best": [], "shares": [{"round": 0, "shares": {"": 1.0}}]}

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from privsyn_flower.app.cli.display import recorded, recorder, width
+from privsyn_flower.app.report.checked import text_lines
 from privsyn_flower.app.report.page import REPORT
 from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.reading import RunFolder, first_texts
@@ -45,6 +46,7 @@ def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         "Ctrl-C ends it and keeps the result",
         *_texts(summary, folder, width()),
         *(f"{about}: {text}" for about, text in _claim(summary)),
+        *(f"text: {line}" for line in text_lines(summary)),
     ]
 
 
@@ -81,6 +83,7 @@ def _claim(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _facts(summary: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:
     """(what a line is about, the line)."""
     yield from _claim(summary)
+    yield from (("text", line) for line in text_lines(summary))
     if early := summary.get("ended_early"):
         of = f"{summary['rounds']} of {summary['rounds_planned']} rounds"
         yield "rounds", f"ended early after {of}: {early}"

@@ -305,7 +305,7 @@ def compare(
     ):
         given = dict(parse_override(text) for text in settings or [])
         if dry_run:
-            lines, fine = listed(grid, out, config or [], given)
+            lines, fine = listed(grid, out, config or [], given, split_list(only))
             typer.echo("\n".join(lines))
             raise typer.Exit(0 if fine else 1)
         folder, outcomes = compare_command(

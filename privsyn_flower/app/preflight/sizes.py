@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.text.embedders import (
@@ -20,11 +18,15 @@ from privsyn_flower.text.embedders import (
     shipped,
 )
 from privsyn_flower.text.models.packaged import imported, package_file, packaged
-from privsyn_flower.text.models.pretrained import ModelUnavailableError, hub_cache, local_folder
+from privsyn_flower.text.models.pretrained import (
+    ModelUnavailableError,
+    count_parameters,
+    hub_snapshot,
+    local_folder,
+)
 from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, RECIPES, embedded
 
 LSTM = "lstm"
-HEADER = struct.Struct("<Q")  # bytes of a safetensors file's header, before it
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")  # keys of config.json
 ROWS = (("2_Dense", "out_features"), ("1_Pooling", "word_embedding_dimension"))
 
@@ -110,16 +112,9 @@ def model_files(kind: str, name: str, config: RunConfig) -> Path | None:
             return Path(spec.origin).parent / "model"
         name = MINILM_HUB
     try:
-        return local_folder(name, f"models.{kind}") or _fetched(name)
+        return local_folder(name, f"models.{kind}") or hub_snapshot(name)
     except ModelUnavailableError:
         return None
-
-
-def _fetched(name: str) -> Path | None:
-    """The newest snapshot of a model in the cache of the hub."""
-    snapshots = (hub_cache(name) / "snapshots").glob("*")
-    found = [path for path in snapshots if (path / "config.json").is_file()]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def read_size(folder: Path, name: str) -> Size | None:
@@ -127,7 +122,7 @@ def read_size(folder: Path, name: str) -> Size | None:
     missing or names its width in another way."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
-        parameters = sum(map(_entries, folder.glob("*.safetensors")))
+        parameters = count_parameters(folder)
         width = next((int(config[key]) for key in WIDTHS if config.get(key)), 0)
         dimension = _row(folder) or width
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
@@ -142,16 +137,6 @@ def _row(folder: Path) -> int:
         if file.is_file():
             return int(json.loads(file.read_text("utf-8")).get(key, 0))
     return 0
-
-
-def _entries(path: Path) -> int:
-    """Floating-point entries in a safetensors file, by its header."""
-    with path.open("rb") as file:
-        (length,) = HEADER.unpack(file.read(HEADER.size))
-        header: dict[str, Any] = json.loads(file.read(min(length, path.stat().st_size)))
-    header.pop("__metadata__", None)
-    tensors = [one for one in header.values() if one["dtype"].startswith(("F", "BF"))]
-    return sum(math.prod(one["shape"]) for one in tensors)
 
 
 def _tiny(kind: str) -> Size:

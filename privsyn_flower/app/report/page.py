@@ -19,7 +19,7 @@ from privsyn_flower import __version__
 from privsyn_flower.app.report.html import markup
 from privsyn_flower.app.report.html.compared import comparison, names_of
 from privsyn_flower.app.report.html.course import cost, went
-from privsyn_flower.app.report.html.good import good
+from privsyn_flower.app.report.html.good import good, what_was_checked
 from privsyn_flower.app.report.html.learned import learned
 from privsyn_flower.app.report.html.library import INSTALL
 from privsyn_flower.app.report.html.overview import benchmark_notice, overview
@@ -36,6 +36,7 @@ SECTIONS: dict[str, tuple[str, Callable[[RunFolder], Context]]] = {
     "learned": ("What was learned", learned),
     "private": ("How private it is", private),
     "good": ("How good it is", good),
+    "what_was_checked": ("What was checked", what_was_checked),
     "cost": ("What it cost", cost),
     "went": ("How it went", went),
     "settings": ("Configuration", settings),

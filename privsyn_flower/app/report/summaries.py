@@ -82,7 +82,8 @@ def trust_of(summary: Summary) -> str:
 
 def unusable_lines(summary: Summary) -> list[str]:
     """Why a result is of no use, before anything else is said of it."""
-    return [f"NOT USABLE: {why}" for why in summary.get("unusable", [])]
+    reasons = summary.get("unusable")
+    return [f"NOT USABLE: {why}" for why in reasons] if isinstance(reasons, list) else []
 
 
 def verdict_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from privsyn_flower.app.report.checked import text_lines
 from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.summaries import (
     RESULTS,
@@ -82,7 +83,8 @@ def _verdict_items(summary: Summary) -> list[str]:
     """The run's verdict as list items, the benchmark's part marked."""
     run = f"{plain(str(summary['run']))}, " if "run" in summary else ""
     who = f"{run}{summary['method']}, epsilon {epsilon_of(summary)}"
-    return [f"- {who}: {line}" for line in verdict_lines(summary)]
+    lines = [*verdict_lines(summary), *(f"text: {one}" for one in text_lines(summary))]
+    return [f"- {who}: {line}" for line in lines]
 
 
 def plain(name: str) -> str:

@@ -32,6 +32,7 @@ from privsyn_flower.server_apps.methods.stages import (
     variations,
 )
 from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
+from privsyn_flower.server_apps.public_text import labels_of
 from privsyn_flower.strategies.pretext.config import PreTextConfig
 from privsyn_flower.strategies.pretext.strategy import PrEText
 from privsyn_flower.strategies.synthesis.evolution import Evolution
@@ -174,7 +175,11 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         return super().result(strategy)
 
     def figures(self, strategy: Evolution[Any]) -> Mapping[str, Any]:
-        return {"seeds": len(strategy.seeds), **self.dropped()}
+        federation, domains = self.models.public.federation, dict[str, str]()
+        if federation is not None and self.config.data.has_minority:
+            domains = labels_of(federation, self.config)
+        voted = strategy.described_rounds(self.folder, domains)
+        return {"seeds": len(strategy.seeds), "voted": voted, **self.dropped()}
 
     def write(self, strategy: Evolution[Any], purpose: str) -> list[LabelledText]:
         """The seeds, or text that the generator makes of them (section 3 (6))."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.data import Federation
 from privsyn_flower.privacy.baseline import PublicAlone
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.baseline import BaselineRecipe
-from privsyn_flower.server_apps.public_text import candidates
+from privsyn_flower.server_apps.public_text import labels_of
 from privsyn_flower.text.prompts import LabelledText
 
 
@@ -44,16 +43,8 @@ class PublicOnlyRecipe(BaselineRecipe):
         With their classes where the public text has any.
         """
         federation = self.models.public.federation
-        labels = {} if federation is None else self._labels(federation)
+        labels = {} if federation is None else labels_of(federation, self.config)
         return [LabelledText(text, labels.get(text, "")) for text in strategy]
-
-    def _labels(self, federation: Federation) -> dict[str, str]:
-        """Text of the pool -> its class; of texts that were cut to the same words, the first's."""
-        found = dict[str, str]()
-        for text, label in zip(federation.public(), federation.public_labels(), strict=True):
-            for cut in candidates([text], self.config):
-                found.setdefault(cut, label)
-        return found
 
 
 RECIPE = PublicOnlyRecipe

@@ -183,6 +183,11 @@ class Recipe(ABC, Generic[S]):
     def result(self, strategy: S) -> int:
         """Write the result; the number of synthetic texts."""
 
+    @property
+    def quality(self) -> Mapping[str, Any]:
+        """What the synthetic text is like by public things alone (`evaluation.quality`)."""
+        return {}
+
     def unusable(self, samples: int) -> list[str]:
         """Why the result, of so many texts, is of no use; nothing where it is."""
         return []

@@ -3,6 +3,7 @@ their control, too."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from abc import abstractmethod
 from collections import Counter
@@ -18,13 +19,13 @@ from privsyn_flower.app.benchmark.feedback import Feedback
 from privsyn_flower.app.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
 from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.app.benchmark.private import Private
-from privsyn_flower.app.report.reading import first_texts
+from privsyn_flower.app.report import reading
 from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.common.randomness import seeded
-from privsyn_flower.common.units import words
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.data import label_of
+from privsyn_flower.evaluation.quality import faults, quality, sentences
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
@@ -35,8 +36,7 @@ from privsyn_flower.text.prompts import ExamplePrompts, LabelledText, TooFewText
 from privsyn_flower.text.readiness import try_prompts
 
 SYNTHETIC = "synthetic"  # the result's name, and purpose
-UNKNOWN = 0.5  # share of words that public text does not have, above which a text is unreadable
-LOOKED_AT = 10_000  # texts of it, for their language
+LOOKED_AT = 10_000  # texts of the result, for its quality
 logger = logging.getLogger("privsyn_flower")
 
 T = TypeVar("T")
@@ -178,18 +178,26 @@ class Writing(Recipe[T]):
         return {"dropped": causes} if causes else {}
 
     def unusable(self, samples: int) -> list[str]:
-        """Too few texts, none at all, or words of no language that the public text has."""
+        """Too few texts, none at all, or such as nobody can use."""
         found = []
         if short := (self.folder.load_value(f"dropped-{SYNTHETIC}") or {}).get("short"):
             found.append(str(short))
         if not samples:
             return found or ["there is no synthetic text: all that was written was dropped"]
+        return found + (faults(self.quality) if self.run.asks else [])
+
+    @functools.cached_property
+    def quality(self) -> dict[str, Any]:
+        """Of at most LOOKED_AT texts, spread evenly; with who wrote them, if a model did."""
+        rows = reading.RunFolder(self.folder.path).texts(LOOKED_AT)
         public = [*self.models.public.pool, *self.models.public.validation]
-        known, rows = set(public), first_texts(self.folder.path, LOOKED_AT)
-        written = [row["text"] for row in rows if row["text"] not in known]
-        if self.run.asks and (why := unreadable(written, public)):
-            found.append(why)
-        return found
+        found = quality([row["text"] for row in rows], public)
+        if not found:
+            return {}
+        loaded = self.loads(self.config)
+        kind = next((kind for kind in ("conditional", "generator") if kind in loaded), "")
+        writer = self.models.described(kind) if kind else {}
+        return {**found, "writer": writer, "sentences": sentences(found)}
 
     def output_paths(self) -> list[str]:
         return [*super().output_paths(), *(f"{name}.jsonl" for name in self.compared())]
@@ -285,23 +293,3 @@ def _by_class(texts: Sequence[str]) -> Sequence[str] | dict[str, list[str]]:
 def _with_labels(texts: list[LabelledText]) -> list[str]:
     """The texts as the benchmark reads private ones: a label comes with its text."""
     return [UserText(one.text, one.label) if one.label else one.text for one in texts]
-
-
-def unreadable(texts: Sequence[str], public: Sequence[str]) -> str:
-    """Why texts are no texts of the language of public ones, which nobody reads; "" where they may
-    be. What public text lacks of its own other half is no fault."""
-    share = _unknown(texts, public)
-    natural = _unknown(public[1::2], public[::2])
-    if share <= max(UNKNOWN, natural):
-        return ""
-    return (
-        f"{share:.0%} of the written words are in no public text: models.generator does not write "
-        "this language, or not with these settings"
-    )
-
-
-def _unknown(texts: Sequence[str], known: Sequence[str]) -> float:
-    """Share of the texts' words that the known ones do not have; 0 where there are none."""
-    vocabulary = {word for text in known for word in words(text)}
-    found = [word in vocabulary for text in texts for word in words(text)]
-    return 1 - sum(found) / len(found) if found and vocabulary else 0.0

@@ -36,11 +36,16 @@ class PrivateEvolution(Evolution[PeConfig]):
     def defaults(cls) -> PeConfig:
         return PeConfig()
 
+    def survivors(self, rnd: int, released: F64, weights: F64) -> list[int]:
+        """By rank, or as PrE-Text draws them."""
+        if self.config.selection == "rank":
+            return self.best(released)
+        return super().survivors(rnd, released, weights)
+
     def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         """votes (m,): noisy and public. Survivors by votes or by rank, then their variations."""
         weights = self.votes_above_threshold(rnd, released, noise_std)
-        ranked = self.config.selection == "rank"
-        survivors = self.best(released) if ranked else self.draw_survivors(rnd, weights)
+        survivors = [self.population[i] for i in self.survivors(rnd, released, weights)]
         if self.config.copies == 1:
             # PE: the variations are the next generation, after the last round the result.
             self.population = self.vary(rnd, survivors)

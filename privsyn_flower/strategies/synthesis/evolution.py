@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +28,7 @@ Voted = tuple[str, str]  # a text and its class, "" without classes
 
 logger = logging.getLogger("privsyn_flower")
 
+BEST = 5  # candidates of the last round that are described
 TRIED = 8  # candidates that are varied before the first round
 
 
@@ -148,13 +150,18 @@ class Evolution(SynthesisStrategy, Generic[C]):
             raise NothingSurvived(rnd, threshold, self.config.table)
         return weights
 
-    def draw_survivors(self, rnd: int, weights: F64) -> list[str]:
-        """N_syn candidates by votes, with replacement (PrE-Text, Algorithm 1, lines 7 and 8).
+    def survivors(self, rnd: int, released: F64, weights: F64) -> list[int]:
+        """Places of the N_syn candidates that survive a round, by its release alone. weights (m,):
+        votes above H."""
+        return self.draw_survivors(rnd, weights)
+
+    def draw_survivors(self, rnd: int, weights: F64) -> list[int]:
+        """N_syn places by votes, with replacement (PrE-Text, Algorithm 1, lines 7 and 8).
 
         Each class its share of them. Where none of a class has more than H votes, all of it are
         as likely.
         """
-        rng, found = seeded(self.seed, rnd, "survivors"), list[str]()
+        rng, found = seeded(self.seed, rnd, "survivors"), list[int]()
         for places, size in self._shares():
             own = weights[places]
             if not own.any():
@@ -162,17 +169,15 @@ class Evolution(SynthesisStrategy, Generic[C]):
                     "round %d: no candidate%s has more than H votes", rnd, self._of_class(places)
                 )
                 own = np.ones(len(places))
-            chosen = places[rng.choice(len(places), size=size, p=own / own.sum())]
-            found += [self.population[i] for i in chosen.tolist()]
+            found += places[rng.choice(len(places), size=size, p=own / own.sum())].tolist()
         return found
 
-    def best(self, released: F64) -> list[str]:
-        """The N_syn candidates of most votes, each class its share of them; of equal ones the
+    def best(self, released: F64) -> list[int]:
+        """The N_syn places of most votes, each class its share of them; of equal ones the
         first."""
-        found = list[str]()
+        found = list[int]()
         for places, size in self._shares():
-            order = places[np.argsort(-released[places], kind="stable")[:size]]
-            found += [self.population[i] for i in order.tolist()]
+            found += places[np.argsort(-released[places], kind="stable")[:size]].tolist()
         return found
 
     def _shares(self) -> Iterator[tuple[Ints, int]]:
@@ -262,6 +267,38 @@ class Evolution(SynthesisStrategy, Generic[C]):
             ),
         )
 
+    def described_rounds(self, folder: RunFolder, domains: Mapping[str, str]) -> dict[str, Any]:
+        """The best candidates of the last round with their noisy votes, and where survivors are
+        from: post-processing of the releases.
+
+        domains: public text -> its domain. A candidate that is none of these is of the domain of
+        the text that it was varied from. shares: of the first candidates, as round 0, and of each
+        round's survivors; [] without domains.
+        """
+        population, number = self.first, len(self.classes) // self.config.population - 1
+        origins = [domains.get(text, "") for text in population]
+        best, shares = list[dict[str, Any]](), [{"round": 0, "shares": _shares_of(origins)}]
+        for row in folder.checkpoints():
+            rnd = int(row["round"])
+            if (released := folder.load_release(rnd)) is None:
+                continue
+            best = [
+                {"round": rnd, "text": str(population[i]), "votes": round(float(released[i]), 3)}
+                for i in np.argsort(-released, kind="stable")[:BEST].tolist()
+            ]
+            noise_std = float(row["metrics"]["noise_std"])
+            weights = self.votes_above_threshold(rnd, released, noise_std)
+            kept = self.survivors(rnd, released, weights)
+            shares.append({"round": rnd, "shares": _shares_of([origins[i] for i in kept])})
+            # As `learn` has them: one variation of each, or each with its variations behind all.
+            parents = [*kept, *(i for i in kept for _ in range(number))]
+            population = row["state"]["population"]
+            origins = [
+                domains.get(text, origins[parent])
+                for text, parent in zip(population, parents, strict=True)
+            ]
+        return {"best": best, "shares": shares if any(domains.values()) else []}
+
     def _voted(self, population: Sequence[str]) -> list[Voted]:
         """Candidates with their classes."""
         names = self.labels or ("",)
@@ -278,3 +315,8 @@ class Evolution(SynthesisStrategy, Generic[C]):
         if self.labels:
             pairs = zip(self.seeds, state["seed_labels"], strict=True)
             self.seeds = [LabelledText(text, label) for text, label in pairs]
+
+
+def _shares_of(names: Sequence[str]) -> dict[str, float]:
+    """The share of each domain, the largest first; "" is of none."""
+    return {name: round(count / len(names), 4) for name, count in Counter(names).most_common()}

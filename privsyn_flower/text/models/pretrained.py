@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
+import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +18,8 @@ from privsyn_flower.common.units import VERSION
 CAUSAL, SEQ2SEQ = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
 GENERATION = "transformers.generation.candidate_generator"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # and with .index.json, where they are parts
+
+HEADER = struct.Struct("<Q")  # bytes of a safetensors file's header, before it
 
 
 class ModelUnavailableError(UnavailableError):
@@ -42,6 +46,30 @@ def hub_cache(name: str, kind: str = "models") -> Path:
     home = os.environ.get("HF_HOME") or cache_home() / "huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
     return cache / f"{kind}--{name.replace('/', '--')}"
+
+
+def hub_snapshot(name: str) -> Path | None:
+    """The newest snapshot of a model in the cache of the hub; None where there is none."""
+    snapshots = (hub_cache(name) / "snapshots").glob("*")
+    found = [path for path in snapshots if (path / "config.json").is_file()]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def count_parameters(folder: Path) -> int:
+    """Floating-point entries in a folder's safetensors files, by their headers; 0 without any.
+
+    Raises OSError, ValueError, KeyError and struct.error for damaged ones.
+    """
+    return sum(map(_entries, folder.glob("*.safetensors")))
+
+
+def _entries(path: Path) -> int:
+    with path.open("rb") as file:
+        (length,) = HEADER.unpack(file.read(HEADER.size))
+        header: dict[str, Any] = json.loads(file.read(min(length, path.stat().st_size)))
+    header.pop("__metadata__", None)
+    tensors = [one for one in header.values() if one["dtype"].startswith(("F", "BF"))]
+    return sum(math.prod(one["shape"]) for one in tensors)
 
 
 def know_model(source: str | os.PathLike[str]) -> None:

@@ -90,6 +90,17 @@ def test_notes_stand_before_the_last_line(folder: Path) -> None:
     assert lines[-2:-1] == ["note     it writes fragments"]
 
 
+def test_what_the_text_is_like_stands_there_and_what_is_wrong_with_it_once(folder: Path) -> None:
+    own = {"sentences": ["most texts are copies", "no words"], "copies": 0.6, "public": {"x": 1},
+           "synthetic": {"unknown_words": 0.02, "repetitive": 0.01}}  # fmt: skip
+    lines = ending({**SUMMARY, "quality": own, "unusable": ["no words"]}, folder).splitlines()
+    assert lines[0] == "NOT USABLE: no words" and "no words" not in "".join(lines[1:])
+    assert "text     most texts are copies" in lines
+    line = "2.0% of the words unknown, 1.0% repetitive, 60.0% copies of public text"
+    assert f"         {line}" in lines
+    assert product_lines({**SUMMARY, "quality": own}, folder)[-1] == f"text: {line}"
+
+
 def test_models_that_were_measured_stand_in_the_place_of_texts(tmp_path: Path) -> None:
     figures = {"accuracy": 0.2, "accuracy_low": 0.1, "accuracy_high": 0.3}
     figures |= {"loss": 4.0, "loss_low": 3.0, "loss_high": 5.0}

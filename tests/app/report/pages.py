@@ -35,6 +35,24 @@ HOSTILE = (
 )
 
 
+QUALITY: dict[str, Any] = {  # as `evaluation.quality` has it, with who wrote the texts
+    "texts": 1500, "public_texts": 8704, "compared": 1500, "copies": 0.25,
+    "word_list": "English (MiniLM's vocabulary)",
+    "synthetic": {"unknown_words": 0.031, "repetitive": 0.042, "words": [8, 13, 24],
+                  "distinct": [0.061, 0.39, 0.73], "shared_runs": 0.14},
+    "public": {"unknown_words": 0.011, "repetitive": 0.002, "words": [8, 14, 40],
+               "distinct": [0.08, 0.4, 0.75], "shared_runs": 0.13},
+    "writer": {"model": "smollm2", "parameters": 134_515_008}, "sentences": [],
+}  # fmt: skip
+VOTED: dict[str, Any] = {
+    "best": [{"round": 4, "text": f"see you <b>{n}", "votes": 9.5 - n} for n in range(5)],
+    "shares": [
+        {"round": n, "shares": {"messages": 0.05 + 0.2 * n, "docstrings": 0.95 - 0.2 * n}}
+        for n in range(5)
+    ],
+}
+
+
 def metrics(rounds: int = 4) -> list[Row]:
     """Rows as a strategy logs them; in round 2 a node is missing."""
     return [
@@ -67,6 +85,12 @@ def benchmark(result: str = "synthetic", task: str = "next-token") -> dict[str, 
         "accuracy_interval": {name: [v - 0.01, v + 0.01] for name, v in values.items()},
         "accuracy_difference": difference, f"{second}_difference": difference,
         "frechet": {result: {name: 1 - v for name, v in values.items()}},
+        "closeness": {
+            "synthetic": {"frechet": [0.61, 0.58, 0.64], "mauve": [0.42, 0.36, 0.48],
+                          "precision": [0.71, 0.66, 0.76], "recall": [0.33, 0.3, 0.36]},
+            "random_public": {"frechet": [0.9, 0.88, 0.92], "mauve": [0.1, 0.07, 0.13],
+                              "precision": [0.4, 0.35, 0.45], "recall": [0.12, 0.1, 0.14]},
+        },
         "responses": {"frechet_held_out": [0.4, 0.3], "frechet_private": [0.5, 0.4]},
         "true_votes": {"survivors": [0.4, 0.5], "random": [0.2, 0.2], "mean_ratio": 2.2,
                        "seeds_against_random": 0.7},

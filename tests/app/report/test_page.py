@@ -26,7 +26,16 @@ from privsyn_flower.app.report.summaries import DISTRIBUTED, NO_QUERIES, TRUSTED
 from privsyn_flower.config import RunConfig
 from privsyn_flower.runs import RunFolder, write_json, write_jsonl
 from privsyn_flower.server_apps.privacy_plan import statement
-from tests.app.report.pages import HOSTILE, benchmark, charged, metrics, run_folder, topical
+from tests.app.report.pages import (
+    HOSTILE,
+    QUALITY,
+    VOTED,
+    benchmark,
+    charged,
+    metrics,
+    run_folder,
+    topical,
+)
 from tests.rigs.page import hostile_folder
 from tests.rigs.tables import CENTRAL, SECURE, summary
 
@@ -123,11 +132,16 @@ def test_values_that_no_run_writes_break_nothing(wrong: Any, tmp_path: Path) -> 
     """A summary may come from anywhere; a part that it cannot make says so."""
     whole = {**summary("ctcl", SECURE), "benchmark": benchmark(), "topics": {}, "verdict": {},
              "measured": {}, "evaluation_curve": [], "evaluation": {}, "proximity": {},
+             "quality": {}, "voted": {}, "unusable": [],
              "parameters": 3, "stage_seconds": {}, "claim": {}, "privacy_curve": []}  # fmt: skip
     for key in whole.keys() - {"method", "threat_model"}:
         write_json(tmp_path / "summary.json", {**whole, key: wrong})
         assert "</html>" in page([tmp_path])
         assert "</html>" in page([tmp_path, tmp_path])
+    for part, inner in (("quality", QUALITY), ("voted", VOTED)):
+        for key in inner:
+            write_json(tmp_path / "summary.json", {**whole, part: inner | {key: wrong}})
+            assert "</html>" in page([tmp_path])
     for key in whole["benchmark"]:
         changed = {**whole["benchmark"], key: wrong}
         write_json(tmp_path / "summary.json", {**whole, "benchmark": changed})
@@ -161,6 +175,50 @@ def test_what_votes_picked_stands_before_what_was_written(tmp_path: Path) -> Non
     assert text.index("NOT USABLE: no text of a language") < text.index("<b>picked 0")
     assert text.index("<b>picked 11") < text.index("1 synthetic texts")
     assert "picked 12" not in text
+
+
+def test_votes_quality_and_closeness_are_told_with_what_covers_them(tmp_path: Path) -> None:
+    copies = "most texts are copies of public text: 60% have the very words of one"
+    folder = run_folder(
+        tmp_path / "run", texts=topical(7), voted=VOTED, benchmark=benchmark(),
+        quality=QUALITY | {"sentences": [copies, "no words"]}, unusable=["no words"],
+    )  # fmt: skip
+    text = read(page([folder])).text
+    assert text.count(copies) == 1 and text.count("no words") == 1  # each is said once
+    assert text.index("see you <b>0") < text.index("see you <b>4") and "9.5 votes" in text
+    assert "survivors by domain of the public text" in text and "before5.0%95.0%" in joined(text)
+    assert "485.0%15.0%" in joined(text)
+    quality = text.index("Quality of 1,500 texts, by public things alone")
+    assert "no private text was read" in text[quality:] and "smollm2 (134.5 million" in text
+    assert "3.1%1.1%" in joined(text) and "8 / 13 / 24" in text
+    close = text.index("Closeness to held-out text")
+    assert quality < text.index("Not covered by epsilon") < close
+    assert "this figure is not covered by it. Measured with held-out text." in text[close:]
+    assert "0.4200 [0.3600, 0.4800]" in text[close:]
+    checked = text[text.index("What was checked", close) :]
+    assert "how close the text comes to the users': measured with held-out" in checked
+    assert "`privsyn inspect RUN`" in checked
+    bare = run_folder(tmp_path / "o", texts=topical(7), synthetic_samples=7, benchmark={})
+    alone = read(page([bare])).text
+    missing = alone[alone.index("Not checked:") :]
+    assert "copies of private text" in missing and "Closeness to held-out" not in alone
+
+
+def test_a_pool_of_many_domains_shows_those_of_most_survivors(tmp_path: Path) -> None:
+    shares = [
+        {"round": n, "shares": {f"package{i}": i / 100 for i in range(12)} | {"": 0.2}}
+        for n in range(3)
+    ]
+    folder = run_folder(tmp_path / "run", voted={"best": [], "shares": shares})
+    text = read(page([folder])).text
+    assert "package11" in text and "no public text" in text and "package4" not in text
+    folder = run_folder(tmp_path / "one", voted={"best": [], "shares": []})
+    assert "by domain" not in read(page([folder])).text
+
+
+def joined(text: str) -> str:
+    """The text without white space and the marks of numbers."""
+    return "".join(text.split())
 
 
 def test_json_in_a_script_ends_no_script() -> None:

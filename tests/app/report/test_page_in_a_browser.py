@@ -14,7 +14,7 @@ import pytest
 
 from privsyn_flower.app.report.html.library import library
 from privsyn_flower.app.report.page import page, write_page
-from tests.app.report.pages import benchmark, run_folder, topical
+from tests.app.report.pages import QUALITY, VOTED, benchmark, run_folder, topical
 from tests.rigs.page import hostile_folder
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the pages of a run, of two, of texts without topics, and of hostile ones."""
     assert library(), "the extra `report` belongs to the tests' environment"
     top = tmp_path_factory.mktemp("pages")
-    one = run_folder(top / "one", texts=topical(90), benchmark=benchmark())
+    told: dict[str, Any] = {"voted": VOTED, "quality": QUALITY, "benchmark": benchmark()}
+    one = run_folder(top / "one", texts=topical(90), **told)
     other = run_folder(top / "two", texts=topical(5), benchmark=benchmark(), epsilon=1.29)
     write_page([one], top / "one.html")
     write_page([one, other], top / "several.html")

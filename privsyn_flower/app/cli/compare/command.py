@@ -162,8 +162,7 @@ def compare_command(
         raise ConfigError(f"--jobs {jobs}: at least 1 run at once")
     grid, folder = load_grid(path, configs), out or Path("results") / path.stem
     cells = cells_of(grid, path, folder, given)
-    if unknown := set(only) - (names := {method.name for method in grid.methods}):
-        raise ConfigError(f"--only {sorted(unknown)[0]}: {path} has {', '.join(sorted(names))}")
+    _check_names(only, grid, path)
     # Its runs show private text (`benchmark`): the owner alone may look.
     private_folder(folder)
     with locked(folder / ".lock"):
@@ -179,6 +178,12 @@ def compare_command(
         pairs = write(grid, outcomes, folder, f"privsyn compare {path}", stored)
         keep_pairs(pairs, stored, place(grid, path))
     return folder, outcomes
+
+
+def _check_names(only: Collection[str], grid: GridConfig, path: Path) -> None:
+    """Raises ConfigError for a method that the grid does not have."""
+    if unknown := set(only) - (names := {method.name for method in grid.methods}):
+        raise ConfigError(f"--only {sorted(unknown)[0]}: {path} has {', '.join(sorted(names))}")
 
 
 def _chosen(one: Outcome, only: Collection[str]) -> Outcome:
@@ -234,14 +239,20 @@ def write(
 
 
 def listed(
-    path: Path, out: Path | None, configs: Sequence[Path], given: Mapping[str, Scalar]
+    path: Path,
+    out: Path | None,
+    configs: Sequence[Path],
+    given: Mapping[str, Scalar],
+    only: Collection[str] = (),
 ) -> tuple[list[str], bool]:
-    """For --dry-run: a line for every cell, and whether all of them can be run."""
+    """For --dry-run: a line for every cell, and whether all of them can be run. only: as in
+    `compare_command`, of these methods alone. Raises ConfigError as it does."""
+    grid = load_grid(path, configs)
+    _check_names(only, grid, path)
     outcomes = [
         look(cell)
-        for cell in cells_of(
-            load_grid(path, configs), path, out or Path("results") / path.stem, given
-        )
+        for cell in cells_of(grid, path, out or Path("results") / path.stem, given)
+        if not only or cell.method.name in only
     ]
     rows = []
     for one in outcomes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from privsyn_flower.app.report.checked import INSPECT, checked, quality_rows
 from privsyn_flower.app.report.html.charts import bars, intervals, lines
 from privsyn_flower.app.report.html.markup import (
     Figure,
@@ -38,11 +39,32 @@ def good(run: RunFolder) -> Context:
     benchmark = mapping(summary.get("benchmark"))
     return {
         "sentences": sentences if isinstance(sentences, list) else [],
+        "quality": _quality(run, summary),
         "signal": _signal(run),
         "paid": list(_paid(run, summary)),
         "benchmark": _benchmark(run, benchmark) if benchmark else None,
         "unfinished": "unfinished" in summary,
     }
+
+
+def what_was_checked(run: RunFolder) -> Context:
+    """What was measured, what was not, and how to."""
+    found = checked(run.summary or {})
+    writes = bool(run.text_count())
+    return {"done": found.done, "missing": found.missing, "how": INSPECT if writes else ""}
+
+
+def _quality(run: RunFolder, summary: Mapping[str, Any]) -> Figure | None:
+    """What the text is like by itself, beside public text."""
+    found, rows = mapping(summary.get("quality")), quality_rows(summary)
+    if not rows:
+        return None
+    listed = found.get("word_list")
+    known = f"Word list: {listed}." if listed else "No word list fits: public text has the words."
+    title = f"Quality of {number(found.get('texts'))} texts, by public things alone"
+    remark = f"Post-processing ({guarantee(run)}): no private text was read. {known}"
+    beside = f"{number(found.get('public_texts'))} public texts"
+    return Figure(title, remark, Table("Quality", ["measure", "synthetic", beside], rows), None)
 
 
 def _signal(run: RunFolder) -> Figure | None:
@@ -146,7 +168,13 @@ def _benchmark(run: RunFolder, found: Mapping[str, Any]) -> Context:
     return {
         "note": str(found.get("note", "")).partition("; ")[2].partition("; ")[2],
         "lines": benchmark_lines(run.summary or {}),
-        "blocks": [*blocks, *_distances(run, found), *_rounds(run, found), *_repeated(found)],
+        "blocks": [
+            *blocks,
+            *_distances(run, found),
+            *_closeness(run, found),
+            *_rounds(run, found),
+            *_repeated(found),
+        ],
         "rest": _rest(found),
     }
 
@@ -224,6 +252,27 @@ def _distances(run: RunFolder, found: Mapping[str, Any]) -> Iterator[Figure]:
         rows = [[_words(name), number(value, ".4f")] for name, value in named.items()]
         listing = Table(f"Frechet distance, {group}", ["text", "distance"], rows)
         yield Figure(title, remark, listing, _bars(data))
+
+
+CLOSENESS = {
+    "frechet": "Frechet distance", "mauve": "MAUVE", "precision": "precision", "recall": "recall",
+}  # fmt: skip
+
+
+def _closeness(run: RunFolder, found: Mapping[str, Any]) -> list[Figure]:
+    """The four figures of `evaluation.closeness`, of the result and what it stands beside."""
+    texts = {str(name): mapping(own) for name, own in mapping(found.get("closeness")).items()}
+    rows = [
+        [_words(name), *(interval(own.get(f)) for f in CLOSENESS)] for name, own in texts.items()
+    ]
+    if not rows:
+        return []
+    title = "Closeness to held-out text, by embeddings"
+    remark = (
+        f"{beside(run)} Measured with held-out text. {OVER_USERS}. Precision: the share of texts "
+        "like somebody's; recall: of users' texts like one of these. All are of equally many texts."
+    )
+    return [Figure(title, remark, Table(title, ["text", *CLOSENESS.values()], rows), None)]
 
 
 def _bars(data: list[dict[str, Any]]) -> Callable[[], dict[str, Any]]:

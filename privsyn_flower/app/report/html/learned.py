@@ -8,10 +8,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.app.report.html.charts import bars
-from privsyn_flower.app.report.html.markup import Figure, Table, is_number, mapping, number, plain
+from privsyn_flower.app.report.html.charts import bars, lines
+from privsyn_flower.app.report.html.markup import (
+    Figure,
+    Table,
+    is_number,
+    mapping,
+    number,
+    percent,
+    plain,
+)
 from privsyn_flower.app.report.html.overview import method_of
-from privsyn_flower.app.report.html.parts import Context, axis_name, guarantee
+from privsyn_flower.app.report.html.parts import Context, axis_name, few, guarantee, spread
 from privsyn_flower.app.report.reading import RunFolder, first_texts
 from privsyn_flower.common.units import units, unspaced, words
 from privsyn_flower.runs import SEEDS
@@ -22,6 +30,7 @@ SHOWN = 600  # texts on the page
 SHOWN_SEEDS = 12  # of most votes
 LONGEST = 1200  # characters of a text that are shown
 COUNT_LIMIT = 20_000  # texts whose lengths and topics are counted
+DOMAINS = 8  # of public text, those of most survivors
 GROUPS = 20  # of the largest that are drawn
 BINS = 16  # of the histogram of lengths
 WORDS = 24  # frequent ones, of texts without topics
@@ -36,10 +45,56 @@ def learned(run: RunFolder) -> Context:
     total = run.text_count()
     return {
         "summary": summary,
+        "best": _best(mapping(summary.get("voted"))),
+        "domains": _domains(run, mapping(summary.get("voted"))),
         "seeds": [_item(row) for row in first_texts(run.folder, SHOWN_SEEDS, SEEDS)],
         "texts": _texts(run, total) if total else None,
         "public": _public(mapping(summary["proximity"])) if "proximity" in summary else None,
     }
+
+
+def _best(voted: Mapping[str, Any]) -> list[dict[str, object]]:
+    """The last round's candidates of most votes."""
+    return [
+        _item({"text": row["text"], "label": f"{number(row.get('votes'))} votes"})
+        for row in _mappings(voted.get("best"))[:SHOWN_SEEDS]
+        if "text" in row
+    ]
+
+
+def _mappings(values: object) -> list[Mapping[str, Any]]:
+    return [mapping(one) for one in values] if isinstance(values, list) else []
+
+
+def _domains(run: RunFolder, voted: Mapping[str, Any]) -> Figure | None:
+    """Shares of survivors by public domain and round."""
+    rows = _mappings(voted.get("shares"))
+    shares = {one.get("round"): mapping(one.get("shares")) for one in rows}
+    last = next(reversed(shares.values()), {})
+    names = sorted({name for own in shares.values() for name in own}, key=lambda n: -_of(last, n))
+    names = names[:DOMAINS]
+    if len(rows) < 2 or not names:
+        return None
+    titles = {name: axis_name(plain(name or "no public text"), 34) for name in names}
+    data = [
+        {"x": rnd, "value": _of(own, name), "series": titles[name]}
+        for rnd, own in shares.items()
+        for name in names
+        if is_number(rnd)
+    ]
+    body = [
+        [number(rnd) if rnd else "before", *(percent(_of(own, name)) for name in names)]
+        for rnd, own in spread(list(shares.items()))
+    ]
+    title = "Where the votes went: survivors by domain of the public text"
+    remark = f"From the released votes ({guarantee(run)}); at 0 the candidates before any vote."
+    table = Table(f"Survivors{few(len(body), len(rows))}", ["round", *titles.values()], body)
+    return Figure(title, remark, table, lambda: lines(data, value="share of survivors"))
+
+
+def _of(shares: Mapping[str, Any], name: str) -> float:
+    value = shares.get(name)
+    return float(value) if is_number(value) else 0.0
 
 
 def _texts(run: RunFolder, total: int) -> Context:

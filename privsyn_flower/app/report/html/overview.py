@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from privsyn_flower.app.report.checked import quality_notes
 from privsyn_flower.app.report.html.markup import (
     interval,
     is_number,
@@ -80,6 +81,7 @@ def notices(run: RunFolder) -> list[tuple[str, str]]:
     elif run.summary is None and run.config is not None:
         lines.append(("state", NOBODY))
     lines += [("bad", line) for line in unusable_lines(summary)]
+    lines += [("warn", f"The text: {line}") for line in quality_notes(summary)]
     if early := summary.get("ended_early"):
         of = f"{number(summary.get('rounds'))} of {number(summary.get('rounds_planned'))} rounds"
         lines.append(("warn", f"Ended early, after {of}: {without_places(str(early))}"))

@@ -142,6 +142,11 @@ def test_what_cannot_be_run_is_told_beforehand(
     ]
     assert all("noise-multiplier = 1.0" in line for line in blocked)
     assert "0 done, 7 missing, 2 that cannot be run" in result.output
+    result = CliRunner().invoke(app, [*options, "--only", "pretext,dp-ftrl"])
+    assert result.exit_code == 0 and "dp-fedavg" not in result.output
+    assert "0 done, 5 missing, 0 that cannot be run" in result.output
+    result = CliRunner().invoke(app, [*options, "--only", "popri"])
+    assert result.exit_code == 1 and "has dp-fedavg, dp-ftrl, pretext" in result.output
     _, outcomes = compare_command(grid, out=tmp_path / "out", program=stand_in)
     assert len(calls()) == 7 and len(failures(outcomes)) == 2
 

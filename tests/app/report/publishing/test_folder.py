@@ -16,6 +16,7 @@ from privsyn_flower.app.report.guarantee import CARRIES
 from privsyn_flower.app.report.publishing.card import NOTHING_CLAIMED, TAG, Facts
 from privsyn_flower.app.report.publishing.folder import publish
 from privsyn_flower.app.report.publishing.product import SPLIT, PublishError, read_product
+from tests.app.report.pages import QUALITY
 from tests.app.report.publishing.runs import BENCHMARK, FIGURE, ROWS, SECRET, make_run
 
 FACTS = Facts(loaded=["embedder", "infiller"])
@@ -89,6 +90,19 @@ def test_the_card_of_a_data_set(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert told in card.text, told
     assert NOTHING_CLAIMED not in card.text
+
+
+def test_the_card_says_what_was_checked_and_no_figure_of_a_benchmark(tmp_path: Path) -> None:
+    values = {"quality": QUALITY, "benchmark": BENCHMARK | {"closeness": {"x": {}}}}
+    run = make_run(tmp_path / "run", summary=values)
+    card = (published(run, tmp_path / "out") / "README.md").read_text()
+    part = card[card.index("## What was checked") :]
+    assert "- The text, by public things alone: 3.1% of the words unknown" in part
+    assert "- Checked: how close the text comes" in part and "0.876" not in part
+    assert "- Not checked: copies of private text" in part and "`privsyn inspect RUN`" in part
+    trained = make_run(tmp_path / "model", rows=None, model=True, method="dp-fedavg")
+    card = (published(trained, tmp_path / "two") / "README.md").read_text()
+    assert "- Not checked: what the result is worth" in card and "inspect" not in card
 
 
 def test_the_card_of_a_model_and_its_files(tmp_path: Path) -> None:
