@@ -14,6 +14,7 @@ from privsyn_flower.app.cli.account import account, calibrate
 from privsyn_flower.app.cli.embedder import embedder_app
 from privsyn_flower.app.cli.errors import RESUMED, AsJson, Commands, Config, Settings, fail, failing
 from privsyn_flower.app.cli.federation import federation_app
+from privsyn_flower.app.cli.inspect import inspect
 from privsyn_flower.app.cli.models import models_app
 from privsyn_flower.app.cli.node import node_app
 from privsyn_flower.app.cli.proximity import proximity
@@ -261,6 +262,7 @@ def watch(
         watch_command(run, port, lambda line: print(line, flush=True))
 
 
+app.command()(inspect)
 app.command()(publish)
 
 
