@@ -51,23 +51,23 @@ def inspect(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
     return found
 
 
-def save(run: Path, found: dict[str, Any]) -> Path:
+def save(run: Path, figures: dict[str, Any]) -> Path:
     """Write the figures to the run folder, for its owner alone; returns where."""
     path = run.expanduser().absolute() / FILE
     private_folder(path.parent)
-    replace_private(path, json.dumps(found, indent=2, allow_nan=False).encode())
+    replace_private(path, json.dumps(figures, indent=2, allow_nan=False).encode())
     return path
 
 
-def described(found: dict[str, Any]) -> str:
+def described(figures: dict[str, Any]) -> str:
     """The figures for the terminal of whoever owns the private text. PRIVATE."""
-    users = found["users"]
+    users = figures["users"]
     lines = [
         NOTE,
-        f"{found['synthetic_texts']:,} synthetic texts against {users['private']:,} private and "
-        f"{users['held_out']:,} held-out users, and {found['public_texts']:,} public texts",
-        *(f"note: {note}" for note in found["notes"]),
+        f"{figures['synthetic_texts']:,} synthetic texts against {users['private']:,} private and "
+        f"{users['held_out']:,} held-out users, and {figures['public_texts']:,} public texts",
+        *(f"note: {note}" for note in figures["notes"]),
     ]
     for name, check in CHECKS.items():
-        lines += ["", *check.described(found[name])]
+        lines += ["", *check.described(figures[name])]
     return "\n".join(lines)

@@ -151,9 +151,9 @@ def described(figures: dict[str, Any]) -> list[str]:
     """Lines for the terminal; PRIVATE."""
     lines = ["longest span of a synthetic text in common, in tokens:"]
     names = {
-        "private": "private users",
-        "equal": "as many private",
-        "held_out": "as held-out users",
+        "private": "all private users",
+        "equal": "private, in equal numbers",
+        "held_out": "held-out, in equal numbers",
     }
     for name in (one for one in names if one in figures):
         own = figures[name]
