@@ -94,9 +94,11 @@ def auc(near: F64, far: F64) -> float:
     return float(1 - (below + within / 2).mean() / len(far))
 
 
-def auc_interval(near: F64, far: F64, rng: np.random.Generator) -> Interval:
+def auc_interval(
+    near: F64, far: F64, rng: np.random.Generator, *, resamples: int = RESAMPLES
+) -> Interval:
     """The AUC with its percentile interval: users of both sides are drawn anew, side by side."""
-    draws = [auc(rng.choice(near, len(near)), rng.choice(far, len(far))) for _ in range(RESAMPLES)]
+    draws = [auc(rng.choice(near, len(near)), rng.choice(far, len(far))) for _ in range(resamples)]
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(draws, [tail, 100 - tail])
     return Interval(auc(near, far), float(low), float(high))

@@ -43,9 +43,9 @@ def values_of(text: str) -> Iterator[Value]:
 
 
 def names_of(text: str, ordinary: set[str]) -> Iterator[Value]:
-    """Capitalised words, and two in a row, whose words nobody writes without capitals."""
+    """Capitalised words, and two in a row, that are not ordinary (`ordinary_words`)."""
     before, end = "", -2
-    for found in _WORD.finditer(unicodedata.normalize("NFKC", text)):
+    for found in _WORD.finditer(_plain(text)):
         word = found[0]
         name = word[0].isupper() and not word.isupper() and word.lower() not in ordinary
         if name:
@@ -55,22 +55,33 @@ def names_of(text: str, ordinary: set[str]) -> Iterator[Value]:
         before, end = (word, found.end()) if name else ("", -2)
 
 
-def ordinary_words(texts: Iterable[str]) -> set[str]:
-    """Words that stand somewhere without a capital."""
-    found = set[str]()
-    for text in texts:
-        plain = unicodedata.normalize("NFKC", text)
-        found.update(word for word in _WORD.findall(plain) if not word[0].isupper())
+def ordinary_words(public: Iterable[str], people: Iterable[Iterable[str]]) -> set[str]:
+    """Words that public text, or more than one person, has without a capital. people: texts of
+    each."""
+    found = set(_small(public))
+    seen = set[str]()
+    for own in people:
+        small = _small(own)
+        found |= small & seen
+        seen |= small
     return found
+
+
+def _small(texts: Iterable[str]) -> set[str]:
+    return {word for text in texts for word in _WORD.findall(_plain(text)) if not word[0].isupper()}
+
+
+def _plain(text: str) -> str:
+    """A text without addresses, in which names stand without capitals."""
+    return _URL.sub(" / ", _MAIL.sub(" / ", unicodedata.normalize("NFKC", text)))
 
 
 class _Reader:
     """Texts -> their values, with what is ordinary in all of them."""
 
     def __init__(self, texts: Texts) -> None:
-        sides = (texts.private, texts.held_out)
-        people = (text for users in sides for own in users.values() for text in own)
-        self.ordinary = ordinary_words([*people, *texts.public])
+        people = [*texts.private.values(), *texts.held_out.values()]
+        self.ordinary = ordinary_words(texts.public, people)
 
     def of(self, text: str) -> set[Value]:
         return {*values_of(text), *names_of(text, self.ordinary)}
@@ -121,11 +132,7 @@ def measure(texts: Texts) -> dict[str, Any]:
 
 def _names_anyhow(public: Sequence[str]) -> set[Value]:
     """Words of public text as names, however they are written there: "NIGEL" knows "Nigel"."""
-    return {
-        ("name", word.capitalize())
-        for text in public
-        for word in _WORD.findall(unicodedata.normalize("NFKC", text))
-    }
+    return {("name", word.capitalize()) for text in public for word in _WORD.findall(_plain(text))}
 
 
 def _candidates(owners: Mapping[Value, int], known: set[Value]) -> set[Value]:
