@@ -63,7 +63,7 @@ def test_hostile_text_takes_linear_time_and_steers_no_terminal() -> None:
     pieces = ["a" * 50_000, "a." * 30_000, "1 " * 30_000, "1-" * 30_000, "@a" * 30_000,
               "a@" + "b-" * 30_000, "a@b." * 20_000, "http://" * 9_000, "A'" * 30_000,
               "Ab-" * 20_000, "\u202e\x1b[2J", "9" * 90_000]  # fmt: skip
-    hostile = [piece[:100_000] for piece in pieces] + ["".join(rng.permutation(pieces))[:100_000]]
+    hostile = [piece[:40_000] for piece in pieces] + ["".join(rng.permutation(pieces))[:40_000]]
     escape = "http://evil.example/\x1b[2J\u202e<script> Mallory\x07"
     found = measure(texts([*hostile, escape], {"p": hostile, "q": [escape]}))
     assert "url" in {one["kind"] for one in found["found"]}
