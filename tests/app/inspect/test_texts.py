@@ -52,7 +52,7 @@ def test_users_and_public_text_of_a_simulated_run(tmp_path: Path) -> None:
     found = read(run)
     assert len(found.private) == 20 and len(found.held_out) == 8
     assert {len(own) for own in found.private.values()} == {2}, "as much as a node reads"
-    assert not set(found.private) & set(found.held_out) and len(found.public) == 40
+    assert not set(found.private) & set(found.held_out) and 30 < len(found.public) <= 40
     assert [note for note in found.notes if "built again" in note]
     assert not [note for note in read(run).notes if "built again" in note], "it is there by now"
     assert read(run, held_out=write_users(tmp_path / "h.jsonl", people("h", 3, rng))).held_out
