@@ -78,13 +78,14 @@ def test_the_check_above_can_fail(tmp_path: Path, late: str) -> None:
 
 
 def test_private_and_held_out_text_is_opened_in_these_files_alone() -> None:
-    """Rule 4: on nodes, and in simulation by the benchmark."""
+    """Rule 4: on nodes, in simulation by the benchmark, and for its owner by an inspection."""
     root = Path(privsyn_flower.__file__).parent
     found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if opened(path)}
     assert found == {
         "app/benchmark/benchmark.py",
         "app/benchmark/fine_tunings.py",
         "app/benchmark/private.py",
+        "app/inspect/texts.py",
         "client_apps/node/simulated.py",
     }
 

@@ -13,6 +13,7 @@ from privsyn_flower import __version__
 from privsyn_flower.app.cli.account import account, calibrate
 from privsyn_flower.app.cli.embedder import embedder_app, models_app
 from privsyn_flower.app.cli.errors import RESUMED, AsJson, Commands, Config, Settings, fail, failing
+from privsyn_flower.app.cli.inspect import inspect
 from privsyn_flower.app.cli.node import federation_app, node_app
 from privsyn_flower.app.cli.proximity import proximity
 from privsyn_flower.app.cli.public import public_app
@@ -259,6 +260,7 @@ def watch(
         watch_command(run, port, lambda line: print(line, flush=True))
 
 
+app.command()(inspect)
 app.command()(publish)
 
 

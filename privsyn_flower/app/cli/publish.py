@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from privsyn_flower.app.cli.errors import failing
+from privsyn_flower.app.cli.errors import fail, failing
 
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
+if TYPE_CHECKING:
+    from privsyn_flower.app.report.publishing.product import Product
+
+Replayed = Literal["refuse", "publish", "drop"]  # texts in which `privsyn inspect` found something
+ADVICE = (
+    "Leaving texts out by private text is NOT covered by epsilon: rather lower epsilon, or filter "
+    "all text by a public rule (every e-mail address, say)"
+)
+
+
 @dataclass(frozen=True)
 class Options:
-    """How to publish, as in `product.read_product`, `card.Facts` and `hub.push`."""
+    """How to publish, as in `product.read_product`, `card.Facts` and `hub.push`. replayed: as
+    of `inspected`."""
 
     model: bool
     licence: str
@@ -24,6 +36,7 @@ class Options:
     anyway: bool
     name: str
     public: bool
+    replayed: Replayed = "refuse"
 
 
 def publish(
@@ -40,6 +53,13 @@ def publish(
     no_privacy_claimed: Annotated[
         bool, typer.Option("--no-privacy-claimed", help="Publish what no privacy is claimed for.")
     ] = False,
+    with_replayed: Annotated[
+        bool, typer.Option("--with-found", help="Also texts with what privsyn inspect found.")
+    ] = False,
+    drop_replayed: Annotated[
+        bool,
+        typer.Option("--drop-found", help="Without these: by private text, so not as private."),
+    ] = False,
     push: Annotated[str, typer.Option(metavar="OWNER/NAME", help="Upload it to the hub.")] = "",
     public: Annotated[
         bool, typer.Option("--public", help="With --push: for everyone; else private.")
@@ -47,13 +67,17 @@ def publish(
 ) -> None:
     """A finished run's text or model as a Hugging Face folder, with a card that explains epsilon.
 
-    Refuses what is not finished, and what no privacy is claimed for. The last line on stdout is
+    Refuses what is not finished, what no privacy is claimed for, and text in which privsyn inspect
+    found values of one private user. The last line on stdout is
     the folder, or with --push the repository's address.
     """
     from privsyn_flower.app.report.summaries import ReportError
     from privsyn_flower.config import ConfigError
 
-    given = Options(model, licence, benchmark_figures, no_privacy_claimed, push, public)
+    if with_replayed and drop_replayed:
+        raise fail("--with-found publishes what --drop-found leaves out: name one of them")
+    replayed: Replayed = "publish" if with_replayed else "drop" if drop_replayed else "refuse"
+    given = Options(model, licence, benchmark_figures, no_privacy_claimed, push, public, replayed)
     with failing(ReportError, ConfigError, code=1):
         place, notes = publish_run(run, folder, given)
     for note in notes:
@@ -74,7 +98,7 @@ def publish_run(run: Path, folder: Path, given: Options) -> tuple[str, list[str]
     from privsyn_flower.server_apps.methods import recipe_of
 
     _check(given)
-    product = read_product(run, model=given.model, anyway=given.anyway)
+    product = inspected(read_product(run, model=given.model, anyway=given.anyway), given.replayed)
     facts = Facts(
         loaded=recipe_of(product.config).loads(product.config),
         name=given.name,
@@ -82,7 +106,7 @@ def publish_run(run: Path, folder: Path, given: Options) -> tuple[str, list[str]
         figures=given.figures,
     )
     target = write(product, folder, facts)
-    notes = []
+    notes = [f"{len(product.left_out):,} texts are left out. {ADVICE}"] if product.left_out else []
     if product.unclaimed:
         notes.append(f"no privacy is claimed for it: {product.unclaimed}")
     if not given.figures and product.summary.get("benchmark"):
@@ -95,6 +119,67 @@ def publish_run(run: Path, folder: Path, given: Options) -> tuple[str, list[str]
     if given.name:
         return push(target, given.name, product.kind, public=given.public), notes
     return str(target), notes
+
+
+def inspected(product: Product, replayed: Replayed) -> Product:
+    """The product; with "drop", without the texts in which `privsyn inspect` found something.
+
+    Raises PublishError, unless with "publish", where what was inspected is another text or its file
+    is damaged; with "refuse" for such texts; with "drop" for a model, or without an inspection.
+    """
+    from privsyn_flower.app.inspect import FILE
+    from privsyn_flower.app.report.publishing.product import TEXT, PublishError, is_own_file
+    from privsyn_flower.common.files import file_digest
+
+    path, text = product.run / FILE, product.run / TEXT
+    if replayed == "publish":
+        return product
+    if replayed == "drop" and product.kind != "text":
+        raise PublishError("--drop-found is for text: nothing can be left out of a model")
+    if not is_own_file(path):
+        if replayed == "drop":
+            raise PublishError(f"{path} is not there: --drop-found needs `privsyn inspect` before")
+        return product
+    digest, rows, kinds = _findings(path)
+    if digest != (file_digest(text) if is_own_file(text) else ""):
+        raise PublishError(
+            f"{path} is of another text than {TEXT} is now: run `privsyn inspect` again, or delete "
+            "it (--with-found publishes without asking it)"
+        )
+    if not rows:
+        return product
+    if replayed == "drop":
+        why = (
+            f"{len(rows):,} texts were left out by what was found when private text was read, "
+            "which epsilon does not cover"
+        )
+        return replace(product, left_out=frozenset(rows), unclaimed=why)
+    raise PublishError(
+        f"{path}: {len(rows):,} texts hold values that one private user alone has ({kinds}). "
+        f"--with-found publishes them, --drop-found leaves them out. {ADVICE}"
+    )
+
+
+def _findings(path: Path) -> tuple[str, list[int], str]:
+    """Digest of the inspected text, its rows with something found, and how much of each kind, with
+    what chance would do. Raises PublishError for a damaged file."""
+    from privsyn_flower.app.report.publishing.product import PublishError
+
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        kinds: dict[str, dict[str, Any]] = told["replay"]["kinds"]
+        rows = [int(row) for row in told["replay"]["rows"]]
+        parts = [
+            f"{name}: {own['hits']:,}"
+            + (f", by chance {own['expected']:,}" if own.get("expected") is not None else "")
+            for name, own in kinds.items()
+            if own["hits"]
+        ]
+        return str(told["synthetic_sha256"]), rows, "; ".join(parts)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise PublishError(
+            f"{path} is damaged: run `privsyn inspect` again, or delete it"
+        ) from None
 
 
 def _check(given: Options) -> None:

@@ -14,7 +14,14 @@ import yaml
 
 from privsyn_flower import __version__
 from privsyn_flower.app.report.places import local_places, named_places, settings
-from privsyn_flower.app.report.publishing.card import PARQUET, PICKED, SETTINGS, Facts, card
+from privsyn_flower.app.report.publishing.card import (
+    NOTHING_CLAIMED,
+    PARQUET,
+    PICKED,
+    SETTINGS,
+    Facts,
+    card,
+)
 from privsyn_flower.app.report.publishing.product import (
     SUMMARY,
     Kind,
@@ -115,19 +122,20 @@ def check_place(target: Path) -> None:
 def _fill(product: Product, folder: Path, facts: Facts) -> None:
     """All files but the manifest."""
     if product.kind == "text":
-        rows, columns = columns_of(product.source)
-        _check_text(product, rows)
+        rows, columns = columns_of(product.source, product.left_out)
+        _check_text(product, rows + len(product.left_out))
         facts = replace(facts, rows=rows, columns=columns)
         (folder / PARQUET).parent.mkdir()
-        write_parquet(product.source, folder / PARQUET, columns)
-        facts = replace(facts, seeds=_copy_seeds(product, folder))
+        write_parquet(product.source, folder / PARQUET, columns, product.left_out)
+        if not product.left_out:  # the same values may stand in the seeds
+            facts = replace(facts, seeds=_copy_seeds(product, folder))
     else:
         facts = replace(facts, **_copy_model(product.source, folder))
     _write(folder / "README.md", card(product, facts))
     _write(folder / SETTINGS, settings(product.config))
     if text := _statement(product):
         _write(folder / STATEMENT, text)
-    if is_own_file(product.run / FORMS):
+    if is_own_file(product.run / FORMS) and not product.left_out:  # it is of the whole text
         _write(folder / FORMS, _record(product))
 
 
@@ -164,8 +172,12 @@ def _statement(product: Product) -> str:
     """The run's own, as its summary has it; a file only where an earlier version noted none."""
     summary, path = product.summary, product.run / STATEMENT
     if "privacy_short" in summary:
-        return page(str(summary["privacy_short"]), str(summary["privacy"]))
-    return path.read_text(encoding="utf-8") if is_own_file(path) else ""
+        text = page(str(summary["privacy_short"]), str(summary["privacy"]))
+    else:
+        text = path.read_text(encoding="utf-8") if is_own_file(path) else ""
+    if text and product.left_out:
+        return f"**{NOTHING_CLAIMED}: {product.unclaimed}.** What follows is of the run.\n\n{text}"
+    return text
 
 
 def _record(product: Product) -> str:

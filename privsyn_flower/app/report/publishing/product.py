@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -39,7 +39,8 @@ class Product:
     """One result of a finished run, which becomes one folder and one repository.
 
     run: its folder. source: the file of text, or the folder of the model. unclaimed: why nothing
-    private is claimed for what was made of the users' answers; "" where the claim holds.
+    private is claimed for what was made of the users' answers; "" where the claim holds. left_out:
+    rows of the text, by number from 0, that are not published.
     """
 
     run: Path
@@ -48,6 +49,7 @@ class Product:
     kind: Kind
     source: Path
     unclaimed: str
+    left_out: Collection[int] = frozenset()
 
     @property
     def private(self) -> bool:
@@ -150,26 +152,32 @@ COLUMNS = {
 }
 
 
-def columns_of(source: Path) -> tuple[int, list[str]]:
-    """Rows of a file of text, and the columns that they have, in the order of COLUMNS.
+def columns_of(source: Path, left_out: Collection[int] = ()) -> tuple[int, list[str]]:
+    """Rows of a file of text but those `left_out`, and their columns, in the order of COLUMNS.
 
     Raises PublishError for a file without rows, and for one that no method writes.
     """
     count, found = 0, set[str]()
     for number, row in enumerate(_read(source), 1):
+        if number - 1 in left_out:
+            continue
         strange = set(row) - COLUMNS.keys()
         if strange or not isinstance(row.get("text"), str):
             what = f"has {', '.join(sorted(strange))}" if strange else "has no text"
             raise PublishError(f"{source}, row {number} {what}: it is not as its run wrote it")
         found |= row.keys()
-        count = number
+        count += 1
     if not count:
-        raise PublishError(f"{source} holds no text: there is nothing to publish")
+        what = "no text but what is left out" if left_out else "no text"
+        raise PublishError(f"{source} holds {what}: there is nothing to publish")
     return count, [name for name in COLUMNS if name in found]
 
 
-def write_parquet(source: Path, target: Path, columns: list[str]) -> None:
-    """Write the rows of `source` to `target` with these columns; the same rows, the same bytes."""
+def write_parquet(
+    source: Path, target: Path, columns: list[str], left_out: Collection[int] = ()
+) -> None:
+    """Write the rows of `source` but those `left_out` to `target` with these columns; the same
+    rows, the same bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -177,7 +185,7 @@ def write_parquet(source: Path, target: Path, columns: list[str]) -> None:
     types |= {"round": pa.int64(), "votes": pa.float64()}
     schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
-        rows = _read(source)
+        rows = (row for number, row in enumerate(_read(source)) if number not in left_out)
         while block := list(islice(rows, ROWS)):
             writer.write_table(pa.Table.from_pylist(block, schema=schema))
 

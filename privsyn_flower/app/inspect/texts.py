@@ -1,0 +1,209 @@
+"""What is inspected: a run's synthetic text, the users it may repeat, others, and public text.
+
+The owner of the private text runs this, outside of any node. Everything here but the synthetic and
+the public text is PRIVATE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from privsyn_flower.common.files import DataError, file_digest
+from privsyn_flower.common.units import words
+from privsyn_flower.config import RunConfig, cache_folder, load_config
+from privsyn_flower.data import Federation, load_users, prepare
+from privsyn_flower.data.chunks import cut
+from privsyn_flower.data.federation import prepared_key
+from privsyn_flower.data.findings import LeftOut
+from privsyn_flower.data.text_files import public_groups
+from privsyn_flower.data.users import Sample
+from privsyn_flower.runs import SYNTHETIC, read_jsonl
+from privsyn_flower.server_apps.public_text import is_deployment
+from privsyn_flower.text.protocols import Embedder
+
+SAME = 8  # words of a text that two people do not both write by chance
+NO_HELD_OUT = (
+    "no held-out users (--held-out FILE): nothing says how much of this is chance; nearness is not "
+    "measured"
+)
+
+Users = Mapping[str, Sequence[str]]
+
+
+class InspectError(ValueError):
+    """A run cannot be inspected so; the text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """synthetic: of the run, by row. private, held_out: user -> texts, PRIVATE; nobody is in both.
+    public: the run's. load_embedder: when it is first needed. digest: sha256 of the synthetic
+    file. notes: what was left out or is missing."""
+
+    synthetic: list[str]
+    private: Users
+    held_out: Users
+    public: Sequence[str]
+    load_embedder: Callable[[], Embedder]
+    digest: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def read_texts(
+    run: Path,
+    load: Callable[[str, str], Embedder],
+    *,
+    against: Path | None = None,
+    held_out: Path | None = None,
+    columns: tuple[str | None, str | None] = (None, None),
+    embedder: str = "",
+) -> Texts:
+    """Everything that a run's inspection compares.
+
+    load: name and device -> an embedder. against, held_out: files of users, as of `data.path`;
+    without `against` those of a simulated run with `benchmark = true`. columns: of user and text
+    in the files, None: as the run's. embedder: instead of the run's. Raises InspectError for a run
+    without text, without users, and for held-out users who are not others; ConfigError, DataError,
+    OSError.
+    """
+    folder = run.expanduser().absolute()
+    if not (folder / "config.toml").is_file():
+        raise InspectError(f"{folder} is no run folder of this app: it has no config.toml")
+    config = load_config(folder / "config.toml")
+    synthetic, digest = _synthetic(folder, config)
+    notes: list[str] = []
+    federation = _federation(config, notes) if against is None else None
+    if federation is not None:
+        private = _capped(federation.shard(0, 1), config)
+    else:
+        assert against is not None  # _federation raises where there is neither
+        private = _file_users(against, "--against", config, columns, notes)
+    others: Users = {}
+    if held_out is not None:
+        others = _file_users(held_out, "--held-out", config, columns, notes)
+    elif federation is not None:
+        others = _capped(federation.held_out("test"), config)
+    check_apart(private, others, strict=held_out is not None)
+    if not others:
+        notes.append(NO_HELD_OUT)
+    name = embedder or config.models.embedder
+    return Texts(
+        synthetic,
+        private,
+        others,
+        _public(config, federation, notes),
+        lambda: load(name, config.models.device),
+        digest,
+        notes,
+    )
+
+
+def _synthetic(folder: Path, config: RunConfig) -> tuple[list[str], str]:
+    path = folder / SYNTHETIC
+    if not path.is_file():
+        raise InspectError(
+            f"{folder} has no {SYNTHETIC}: its method = {config.method!r} wrote no text, or is not "
+            "finished, so there is nothing to inspect"
+        )
+    digest = file_digest(path)
+    try:
+        found = [row["text"].encode("utf-8", "replace").decode() for row in read_jsonl(path)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InspectError(
+            f"{path} is damaged, or a row has no text ({type(error).__name__}: {error})"
+        ) from None
+    if not found:
+        raise InspectError(f"{path} holds no text: there is nothing to inspect")
+    return found, digest
+
+
+def _federation(config: RunConfig, notes: list[str]) -> Federation:
+    """The run's own simulated users, from its cache or built again."""
+    if is_deployment(config) or not config.benchmark:
+        raise InspectError(
+            "the run's private users are not known here (only a simulation with benchmark = true "
+            "can open its own): name their file with --against FILE, and others with --held-out"
+        )
+    cache = cache_folder(config)
+    if not (cache / "data" / prepared_key(config.data)[:24]).is_dir():
+        notes.append(
+            "the run's users are built again from data.source, and are those of the run only if "
+            "that has not changed since"
+        )
+    return Federation(prepare(config.data, cache))
+
+
+def _capped(users: Users, config: RunConfig) -> Users:
+    """As much of each user as a node reads; users with a text alone."""
+    cap = config.data.samples_per_user
+    return {user: own[:cap] for user, own in users.items() if own}
+
+
+def _file_users(
+    path: Path,
+    option: str,
+    config: RunConfig,
+    columns: tuple[str | None, str | None],
+    notes: list[str],
+) -> Users:
+    """User -> texts of a file, cut into samples where the run's were."""
+    user, text = columns
+    user = config.data.user_column if user is None else user
+    text = config.data.text_column if text is None else text
+    found = load_users(path.expanduser(), user_column=user, text_column=text)
+    if not user:  # each row is one, and its number is another's in the other file
+        found = {f"{option} {name}": own for name, own in found.items()}
+    left_out = LeftOut()
+    users = {
+        name: [s.text for s in cut([Sample(one) for one in own], config.data, left_out)]
+        for name, own in found.items()
+    }
+    if left_out.total():
+        notes.append(left_out.summary(option))
+    users = {name: own for name, own in users.items() if own}
+    if missing := len(found) - len(users):
+        notes.append(f"{option}: {missing:,} users have no text")
+    if not users:
+        raise InspectError(f"{option} {path} holds no user with a text")
+    return users
+
+
+def check_apart(private: Users, held_out: Users, *, strict: bool) -> None:
+    """Raises InspectError for users who are on both sides: by id, or, where strict, by a text of
+    SAME words or more."""
+    if both := private.keys() & held_out.keys():
+        raise InspectError(
+            f"{len(both):,} of {len(held_out):,} held-out users are among the private users by "
+            "their id: held-out users must be others, whom the run has not asked"
+        )
+    shared = shared_texts(private, held_out) if strict else set()
+    if long := {text for text in shared if len(words(text)) >= SAME}:
+        users = sum(not long.isdisjoint(own) for own in held_out.values())
+        raise InspectError(
+            f"{users:,} of {len(held_out):,} held-out users have a text of {SAME} words or more "
+            f"that a private user has, too ({len(long):,} texts): held-out users must be others; "
+            "leave these out of --held-out"
+        )
+
+
+def shared_texts(private: Users, held_out: Users) -> set[str]:
+    """Texts that users of both sides have, word for word."""
+    mine = {text for own in private.values() for text in own}
+    return mine & {text for own in held_out.values() for text in own}
+
+
+def _public(config: RunConfig, federation: Federation | None, notes: list[str]) -> list[str]:
+    """The run's public text: all that its source has, not the pool alone."""
+    if federation is None and config.data.has_minority:
+        try:
+            federation = Federation(prepare(config.data, cache_folder(config)))
+        except DataError as error:
+            notes.append(f"without the run's public text: {error}")
+    if federation is not None:
+        return [*federation.public_corpus(), *federation.public_validation()]
+    if config.data.public_path:
+        return [s.text for group in public_groups(config.data) for s in group.samples]
+    notes.append("the run has no public text: what everybody could know is not told apart")
+    return []

@@ -1,0 +1,1 @@
+"""Tests of privsyn_flower.app.inspect."""
