@@ -91,9 +91,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--write-prompts", type=Path, help="for cpu_engines.py; nothing is timed")
     arguments = parser.parse_args()
-    folder = arguments.model or import_model("smollm2", default_cache(), "--model")
     prompts = make_prompts(arguments.prompts)
+    if arguments.write_prompts:
+        arguments.write_prompts.write_text(json.dumps(prompts), encoding="utf-8")
+        return
+    folder = arguments.model or import_model("smollm2", default_cache(), "--model")
     generator = _Endless(
         folder, top_p=0.95, max_tokens=arguments.tokens, batch_size=arguments.batch, device="cpu",
         progress=False,
