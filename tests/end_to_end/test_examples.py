@@ -153,8 +153,11 @@ def test_new_method(tmp_path: Path, environment: dict[str, str]) -> None:
     assert f"\n{topics()[popular]}\n" in log
     charges = [json.loads(line) for line in text_of(folder / "ledger.jsonl").splitlines()[1:]]
     (row,) = [json.loads(line) for line in text_of(folder / "metrics.jsonl").splitlines()]
-    assert [charge["kind"] for charge in charges] == ["reserve", "sent", "commit"]
-    assert {charge["id"] for charge in charges} == {row["charge"]} and row["round"] == 1
+    # On a busy machine a first attempt may end before anything is sent, and costs nothing.
+    void = {charge["id"] for charge in charges if charge["kind"] == "void"}
+    paid = [(charge["kind"], charge["id"]) for charge in charges if charge["id"] not in void]
+    assert paid == [(kind, row["charge"]) for kind in ("reserve", "sent", "commit")]
+    assert row["round"] == 1
 
 
 @pytest.mark.slow

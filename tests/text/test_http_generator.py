@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -338,6 +339,10 @@ def test_a_cut_that_comes_late_does_not_meet_the_next_request(
         assert over.wait(5)
         return echo(body)
 
+    # The deadline passes once the cut began: on a busy machine it could be missed before, and the
+    # cut called off.
+    clock = SimpleNamespace(monotonic=lambda: 60.0 if began.is_set() else 0.0, time=time.time)
+    monkeypatch.setattr(http_client, "time", clock)
     monkeypatch.setattr(http_client._Line, "cut", late)
     generator = make(fake, timeout=1.0, retries=0)
     fake.answers["/v1/completions"] = lambda body: (200, trickle())

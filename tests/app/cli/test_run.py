@@ -318,7 +318,14 @@ class Flower(LocalFlower):
         end_group(self.process.pid, self.process)
         note("closed")
 
+class Display(cli_run.Display):
+    def __enter__(self):
+        display = super().__enter__()
+        note("shown")
+        return display
+
 cli_run.LocalFlower = Flower
+cli_run.Display = Display
 cli_run._start(folder, RunConfig(), None)
 """
 
@@ -360,7 +367,7 @@ class Terminal:
 def ends_with_nothing_left(terminal: Terminal) -> None:
     terminal.process.wait(30)
     server, *words = terminal.notes.read_text().split()
-    assert words == ["submitted", "stopped", "closed"]
+    assert words == ["submitted", "shown", "stopped", "closed"]
     with pytest.raises(ProcessLookupError):
         os.kill(int(server), 0)
 
@@ -371,7 +378,7 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
     def start(**options: Any) -> Terminal:
         made.append(Terminal(tmp_path, **options))
-        made[0].wait_for("submitted")
+        made[0].wait_for("shown")
         return made[0]
 
     yield start
