@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from privsyn_flower.app.inspect.texts import Texts, Users
+from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.terminal import one_line
 
 KINDS = ("e-mail", "url", "phone", "number", "name")
@@ -76,26 +77,30 @@ def _plain(text: str) -> str:
     return _URL.sub(" / ", _MAIL.sub(" / ", unicodedata.normalize("NFKC", text)))
 
 
-class _Reader:
-    """Texts -> their values, with what is ordinary in all of them."""
+class Reader:
+    """Texts -> their values, with what is ordinary in all of them. known: those of public text."""
 
     def __init__(self, texts: Texts) -> None:
         people = [*texts.private.values(), *texts.held_out.values()]
         self.ordinary = ordinary_words(texts.public, people)
+        self.known = self.of_all(texts.public) | _names_anyhow(texts.public)
 
     def of(self, text: str) -> set[Value]:
         return {*values_of(text), *names_of(text, self.ordinary)}
+
+    def of_all(self, texts: Iterable[str]) -> set[Value]:
+        return set[Value]().union(*map(self.of, texts))
 
     def owners(self, users: Users) -> dict[Value, int]:
         """Value -> the number of the only user who has it, or SEVERAL."""
         found: dict[Value, int] = {}
         for number, own in enumerate(users.values()):
-            for value in set[Value]().union(*map(self.of, own)):
+            for value in self.of_all(own):
                 found[value] = SEVERAL if value in found else number
         return found
 
 
-def measure(texts: Texts) -> dict[str, Any]:
+def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
     """By kind: candidates, hits, texts and users; and what chance would do, from held-out users.
 
     "compared": candidates that no held-out user has, "compared_hits" those of them that are found,
@@ -103,14 +108,13 @@ def measure(texts: Texts) -> dict[str, Any]:
     no private user has. "rows": synthetic texts with any hit, by number from 0. "found": each
     value. PRIVATE.
     """
-    reader = _Reader(texts)
-    known = set[Value]().union(*map(reader.of, texts.public)) | _names_anyhow(texts.public)
+    reader = Reader(texts)
     rows: dict[Value, list[int]] = {}
     for row, text in enumerate(texts.synthetic):
         for value in reader.of(text):
             rows.setdefault(value, []).append(row)
     private, others = (reader.owners(users) for users in (texts.private, texts.held_out))
-    mine, theirs = (_candidates(owners, known) for owners in (private, others))
+    mine, theirs = (_candidates(owners, reader.known) for owners in (private, others))
     found = {value: rows[value] for value in sorted(mine) if value in rows}
     names = list(texts.private)
     return {
