@@ -33,6 +33,7 @@ COMMON: dict[str, Any] = {
     "benchmark": True,
     "data.canaries": CANARIES,
     "data.users": CANARIES + 10,  # a few people beside them: the strongest test
+    "data.private-packages": "scipy",
     "data.held-out-users": 30,
     "models.train-steps": 6,
     "evaluation.controls": "",
