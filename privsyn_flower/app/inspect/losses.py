@@ -17,8 +17,9 @@ import numpy as np
 from privsyn_flower.app.inspect.attacks import NotMeasured, Scores
 from privsyn_flower.app.inspect.texts import Texts, Users
 from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.files import DataError
 from privsyn_flower.common.progress import Progress, silent
-from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.config import ConfigError, RunConfig, split_list
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.public import downstream_of, tuning_of
 from privsyn_flower.runs import RunFolder
@@ -29,6 +30,7 @@ from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.synthesis.topic_writing import MODEL, TOPICS
 from privsyn_flower.text.conditions import Pair
 from privsyn_flower.text.models.lm_metrics import Scorer, base_folder
+from privsyn_flower.text.models.pretrained import ModelUnavailableError
 from privsyn_flower.text.topics import load_topics
 from privsyn_flower.training.conditions import Conditions
 
@@ -95,8 +97,11 @@ def _run_of(texts: Texts) -> tuple[Path, RunConfig]:
 
 
 def _base(config: RunConfig, folder: Path, kind: str, progress: Progress) -> Path:
-    models = Models(config, public_text(config, progress), RunFolder(folder), progress)
-    return base_folder(models.folder(kind))
+    try:
+        models = Models(config, public_text(config, progress), RunFolder(folder), progress)
+        return base_folder(models.folder(kind))
+    except (ConfigError, DataError, ModelUnavailableError) as error:
+        raise NotMeasured(f"models.{kind} is not at hand: {error}") from None
 
 
 def _gains(before: Downstream, after: Downstream) -> Scores:

@@ -28,8 +28,8 @@ from privsyn_flower.text.protocols import Embedder
 
 SAME = 8  # words of a text that two people do not both write by chance
 NO_HELD_OUT = (
-    "no held-out users (--held-out FILE): nothing says how much of this is chance; nearness is not "
-    "measured"
+    "no held-out users (--held-out FILE): nothing says how much of this is chance, nor whether who "
+    "took part can be told"
 )
 
 Users = Mapping[str, Sequence[str]]

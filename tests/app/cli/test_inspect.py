@@ -48,7 +48,7 @@ def test_the_terminal_and_the_file(tmp_path: Path, users: list[str]) -> None:
     assert told[0].startswith("PRIVATE:") and "NOT covered by epsilon" in told[0]
     assert told[-1] == str(last) and last.stat().st_mode & 0o777 == 0o600
     assert f"    {MAIL} (text 2)" in told and not set("\x1b\u202e") & set(found.stdout)
-    assert any(line.startswith("nearness: AUC of telling 12 private") for line in told)
+    assert any(line.startswith("  12 private against 12 held-out users, AUC") for line in told)
     printed = privsyn("inspect", run, *users, "--json")
     assert json.loads(printed.stdout) == json.loads(last.read_text())
 

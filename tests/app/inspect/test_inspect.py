@@ -44,7 +44,10 @@ def test_copied_text_rings_in_every_check() -> None:
     assert found["replay"]["rows"] == [7] and found["replay"]["users"] == 1
     told = described(found)
     assert told.startswith(NOTE) and "NOT covered by epsilon" in told
-    assert "zoltan@quibble.example (text 8)" in told and "AUC of telling 40 private" in told
+    assert (
+        "zoltan@quibble.example (text 8)" in told
+        and "40 private against 40 held-out users, AUC" in told
+    )
 
 
 def test_without_held_out_users_it_says_what_is_missing() -> None:
@@ -52,8 +55,8 @@ def test_without_held_out_users_it_says_what_is_missing() -> None:
     found = inspect(texts([sentence(rng)], people("p", 3, rng)))
     assert set(found["copies"]) == {"private", "longest", "unspaced_texts"}
     assert all("expected" not in own for own in found["replay"]["kinds"].values())
-    assert "no held-out users" in found["nearness"]["missing"]
-    assert "nearness: not measured: no held-out users (--held-out FILE)" in described(found)
+    assert "no held-out users" in found["membership"]["missing"]
+    assert "of people not measured: no held-out users (--held-out FILE)" in described(found)
 
 
 def test_the_file_is_its_owners_alone_and_says_that_it_is_private(tmp_path: Path) -> None:
