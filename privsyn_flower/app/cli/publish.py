@@ -140,7 +140,7 @@ def inspected(product: Product, replayed: Replayed) -> Product:
         if replayed == "drop":
             raise PublishError(f"{path} is not there: --drop-found needs `privsyn inspect` before")
         return product
-    digest, rows, kinds, contradiction = _findings(path)
+    digest, rows, seeds, kinds, contradiction = _findings(path)
     if digest != (file_digest(text) if is_own_file(text) else ""):
         raise PublishError(
             f"{path} is of another text than {TEXT} is now: run `privsyn inspect` again, or delete "
@@ -151,7 +151,7 @@ def inspected(product: Product, replayed: Replayed) -> Product:
             f"{path}: {contradiction}; what does not keep its claim is not to be published "
             "(--with-found publishes it all the same)"
         )
-    if not rows:
+    if not rows and not seeds:
         return product
     if replayed == "drop":
         why = (
@@ -160,17 +160,19 @@ def inspected(product: Product, replayed: Replayed) -> Product:
         )
         return replace(product, left_out=frozenset(rows), unclaimed=why)
     raise PublishError(
-        f"{path}: {len(rows):,} texts hold values that one private user alone has ({kinds}). "
+        f"{path}: {len(rows):,} texts and {len(seeds):,} seeds hold values that one private user "
+        f"alone has ({kinds}). "
         f"--with-found publishes them, --drop-found leaves them out. {ADVICE}"
     )
 
 
 class Findings(NamedTuple):
-    """Digest of the inspected text, its rows with something found, how much of each kind with what
-    chance would do, and what contradicts the claim, if anything does."""
+    """Digest of the inspected text, its rows and the seeds with something found, how much of each
+    kind with what chance would do, and what contradicts the claim, if anything does."""
 
     digest: str
     rows: list[int]
+    seeds: list[int]
     kinds: str
     contradiction: str
 
@@ -182,9 +184,13 @@ def _findings(path: Path) -> Findings:
 
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-        replay = {"kinds": {}, "rows": []} if "missing" in told["replay"] else told["replay"]
+        replay = (
+            {"kinds": {}, "rows": [], "seeds": []}
+            if "missing" in told["replay"]
+            else told["replay"]
+        )
         kinds: dict[str, dict[str, Any]] = replay["kinds"]
-        rows = [int(row) for row in replay["rows"]]
+        rows, seeds = ([int(row) for row in replay[key]] for key in ("rows", "seeds"))
         parts = [
             f"{name}: {own['hits']:,}"
             + (f", by chance {own['expected']:,}" if own.get("expected") is not None else "")
@@ -192,7 +198,7 @@ def _findings(path: Path) -> Findings:
             if own["hits"]
         ]
         audit = contradiction(told["membership"])
-        return Findings(str(told["synthetic_sha256"]), rows, "; ".join(parts), audit)
+        return Findings(str(told["synthetic_sha256"]), rows, seeds, "; ".join(parts), audit)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise PublishError(
             f"{path} is damaged: run `privsyn inspect` again, or delete it"
