@@ -66,8 +66,8 @@ class DataConfig(Section):
         100, ge=0, description="users for tuning, and for popri.checkpoint = private"
     )
     canaries: int = Field(
-        0, ge=0, description="made-up users in the places of so many, half of whom by coin take "
-        "part: for `privsyn inspect`, and only with benchmark = true"
+        0, ge=0, description="made-up users in the places of so many, half of whom "
+        "by a draw take part: for `privsyn inspect`, and only with benchmark = true"
     )  # fmt: skip
     public_pool: int = Field(8192, ge=1, description="public texts kept as the pool")
     public_validation: int = Field(

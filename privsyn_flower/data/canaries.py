@@ -6,8 +6,8 @@ section 4; drawn at the highest temperature, as arXiv 2606.10481 advises). The p
 can pass on, the suffix what a model that trains on the text can remember. All samples of a canary
 are this text, which is the most that a user can do for it.
 
-Each takes the place of one of the private users, and by a fair coin of its own it is there or the
-place is empty. So two runs that differ in one coin differ in one user's vector, which is then zero.
+Each takes the place of one of the private users, and by a fair draw of its own it is there or the
+place is empty. So two runs that differ in one draw differ in one user's vector, which is then zero.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def canaries(pool: Sequence[str], config: DataConfig) -> list[Canary]:
     texts = [distinct[i] for i in rng.choice(len(distinct), count, replace=False)]
     words = sorted({word for text in distinct for word in _parts(text)[0]})
     places = rng.choice(config.users, count, replace=False)
-    made = []
+    found = []
     for number, (text, place) in enumerate(zip(texts, places, strict=True)):
         parts, glue = _parts(text)
         drawn = [words[i] for i in rng.integers(len(words), size=SUFFIX)]
         whole = glue.join([*parts[:PREFIX], *drawn])
-        made.append(Canary(f"canary-{number:04d}", int(place), whole, bool(rng.integers(2))))
-    return made
+        found.append(Canary(f"canary-{number:04d}", int(place), whole, bool(rng.integers(2))))
+    return found
 
 
 def _parts(text: str) -> tuple[Sequence[str], str]:
@@ -74,10 +74,10 @@ def _parts(text: str) -> tuple[Sequence[str], str]:
 
 
 def with_canaries(
-    private: Iterable[Group], made: Sequence[Canary], samples: int
+    private: Iterable[Group], drawn: Sequence[Canary], samples: int
 ) -> Iterator[Group]:
     """The private users, canaries in the places of some: `samples` times their text, or none."""
-    at = {canary.place: canary for canary in made}
+    at = {canary.place: canary for canary in drawn}
     for place, group in enumerate(private):
         canary = at.get(place)
         if canary is None:

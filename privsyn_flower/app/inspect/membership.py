@@ -17,7 +17,7 @@ from privsyn_flower.app.inspect.attacks import BY_TEXT, NotMeasured, Scores
 from privsyn_flower.app.inspect.one_run import (
     Guesses,
     best_bound,
-    coin_guesses,
+    canary_guesses,
     pair_guesses,
 )
 from privsyn_flower.app.inspect.texts import NO_HELD_OUT, Texts, Users, shared_texts
@@ -111,19 +111,19 @@ def smallest_auc(first: int, second: int) -> float:
 def _of_people(score: Scores, private: Users, held_out: Users) -> dict[str, Any]:
     from scipy.stats import mannwhitneyu
 
-    asked, others = score(private), score(held_out)
+    members, others = score(private), score(held_out)
     rng = seeded(0, "inspect people")
     return {
-        "auc": auc_interval(asked, others, rng).as_list(),
-        "p_value": float(mannwhitneyu(asked, others, alternative="greater").pvalue),
-        "disclosed": {"private": int((asked > 0).sum()), "held_out": int((others > 0).sum())},
-        "guesses": [vars(one) for one in pair_guesses(asked, others, rng)],
+        "auc": auc_interval(members, others, rng).as_list(),
+        "p_value": float(mannwhitneyu(members, others, alternative="greater").pvalue),
+        "disclosed": {"private": int((members > 0).sum()), "held_out": int((others > 0).sum())},
+        "guesses": [vars(one) for one in pair_guesses(members, others, rng)],
     }
 
 
 def _of_canaries(score: Scores, present: Users, absent: Users) -> dict[str, Any]:
     there, others = score(present), score(absent)
-    guesses = coin_guesses(there, others, seeded(0, "inspect canaries"))
+    guesses = canary_guesses(there, others, seeded(0, "inspect canaries"))
     return {"auc": round(auc(there, others), 4), "guesses": [vars(one) for one in guesses]}
 
 
@@ -140,25 +140,25 @@ def _bounds(attacks: dict[str, Any], delta: float) -> dict[str, float]:
     return found
 
 
-def auc(asked: F64, others: F64) -> float:
+def auc(members: F64, others: F64) -> float:
     """The share of pairs in which the first is larger; a tie is half a pair."""
     ordered = np.sort(others)
-    below = np.searchsorted(ordered, asked, side="left")
-    within = np.searchsorted(ordered, asked, side="right") - below
+    below = np.searchsorted(ordered, members, side="left")
+    within = np.searchsorted(ordered, members, side="right") - below
     return float((below + within / 2).mean() / len(others))
 
 
 def auc_interval(
-    asked: F64, others: F64, rng: np.random.Generator, *, resamples: int = RESAMPLES
+    members: F64, others: F64, rng: np.random.Generator, *, resamples: int = RESAMPLES
 ) -> Interval:
     """The AUC with its percentile interval: users of both sides are drawn anew, side by side."""
     draws = [
-        auc(rng.choice(asked, len(asked)), rng.choice(others, len(others)))
+        auc(rng.choice(members, len(members)), rng.choice(others, len(others)))
         for _ in range(resamples)
     ]
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(draws, [tail, 100 - tail])
-    return Interval(auc(asked, others), float(low), float(high))
+    return Interval(auc(members, others), float(low), float(high))
 
 
 def contradiction(figures: dict[str, Any]) -> str:
@@ -213,8 +213,8 @@ def _line(name: str, own: dict[str, Any]) -> Iterator[str]:
             yield f"    held-out users score higher by {name}: is it one population?"
     if "canaries" in own:
         tops = own["canaries"]["guesses"]
-        best = max(tops, key=lambda one: one["right"] / one["made"])
+        best = max(tops, key=lambda one: one["correct"] / one["number"])
         yield (
-            f"  {name}, canaries: AUC {own['canaries']['auc']:.3f}; {best['right']:,} of the "
-            f"{best['made']:,} surest guesses right"
+            f"  {name}, canaries: AUC {own['canaries']['auc']:.3f}; {best['correct']:,} of the "
+            f"{best['number']:,} surest guesses right"
         )

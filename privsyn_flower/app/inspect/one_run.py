@@ -1,12 +1,12 @@
 """A lower bound on epsilon from the guesses about one run: who took part, and who did not.
 
-Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846), theorem 5.2: of m independent fair coins, each
-of which changes what a mechanism is given, one that is (epsilon, delta)-DP in each coin lets nobody
-guess r of them right v times more often than `p_value` says. Guesses may be left out; which are
-made must not depend on the coins but through the mechanism's output.
+Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846), theorem 5.2: of m independent fair draws,
+each of which changes what a mechanism is given, one that is (epsilon, delta)-DP in each lets nobody
+guess r of them, v of these correctly, more often than `p_value` says. Which are guessed may depend
+on the mechanism's output, and on the draws through that alone.
 
-- Canaries: a coin each decides whether one user is there, so epsilon and delta are the run's.
-- People: one who was asked and one who was not are paired at random, and the coin is which of both
+- Canaries: a draw each decides whether one user is there, so epsilon and delta are the run's.
+- People: one who was asked and one who was not are paired at random, and the draw is which of both
   was asked. That exchanges two users, so a run's (epsilon, delta) allows
   (2 epsilon, (1 + e^epsilon) delta). It holds where the people were asked at random, and is the
   test of Amin et al. 2026 (arXiv 2606.16952), of true against phantom disclosures, for a guarantee
@@ -23,43 +23,48 @@ import numpy as np
 
 from privsyn_flower.common.arrays import F64, Bools
 
-SHARES = (8, 4, 2)  # the surest eighth, quarter and half of all coins are guessed; and all
+SHARES = (8, 4, 2)  # the surest eighth, quarter and half of all are guessed; and all
 MOST = 60.0  # an epsilon beyond which no test of so few guesses goes
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """coins: how many could be guessed; made: how many were, the surest; right: of these."""
+    """memberships: how many there are to guess. number: how many were guessed, the surest. correct:
+    of these."""
 
-    coins: int
-    made: int
-    right: int
+    memberships: int
+    number: int
+    correct: int
 
     def __add__(self, other: Guesses) -> Guesses:
-        """Of two runs, whose coins are independent, by the same rule."""
-        return Guesses(self.coins + other.coins, self.made + other.made, self.right + other.right)
+        """Of two runs, whose draws are independent, by the same rule."""
+        return Guesses(
+            self.memberships + other.memberships,
+            self.number + other.number,
+            self.correct + other.correct,
+        )
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """The most that chance gives to so many right guesses, if the coins are (epsilon, delta)-DP.
+    """The most that chance gives to so many correct guesses of an (epsilon, delta)-DP run.
 
     Theorem 5.2: the tail of a binomial of e^epsilon / (1 + e^epsilon), and for delta
     2 m delta max over i of P[v - i <= binomial < v] / i.
     """
     from scipy.stats import binom
 
-    made, right = guesses.made, guesses.right
+    number, correct = guesses.number, guesses.correct
     rate = 1 / (1 + math.exp(-epsilon))
-    tail = float(binom.sf(right - 1, made, rate))
-    below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), made, rate))  # i = 1 .. v
-    worst = float((below / np.arange(1, right + 1)).max(initial=0.0))
-    return min(1.0, tail + 2 * guesses.coins * delta * worst)
+    tail = float(binom.sf(correct - 1, number, rate))
+    below = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), number, rate))  # i = 1 .. v
+    worst = float((below / np.arange(1, correct + 1)).max(initial=0.0))
+    return min(1.0, tail + 2 * guesses.memberships * delta * worst)
 
 
 def epsilon_bound(guesses: Guesses, delta: float, level: float, *, users: int = 1) -> float:
     """Epsilon is more than this, or something happened whose probability is `level` at most.
 
-    users: how many a coin exchanges, 1 (canaries) or 2 (pairs). Rounded down to 1e-4; 0: nothing
+    users: how many one draw exchanges, 1 (canaries) or 2 (pairs). Rounded down to 1e-4; 0: nothing
     is shown.
     """
 
@@ -87,24 +92,24 @@ def pooled(runs: Iterable[Sequence[Guesses]]) -> list[Guesses]:
     return [sum(same[1:], start=same[0]) for same in zip(*runs, strict=True)]
 
 
-def coin_guesses(present: F64, absent: F64, rng: np.random.Generator) -> list[Guesses]:
+def canary_guesses(present: F64, absent: F64, rng: np.random.Generator) -> list[Guesses]:
     """Of canaries by their scores, larger where one was there: the highest eighth, quarter and half
     are guessed there; and once the upper half there, the lower one not."""
     scores = np.concatenate([present, absent])
     there = np.arange(len(scores)) < len(present)
     order = _descending(scores, rng)
-    coins, half = len(scores), len(scores) // 2
-    tops = [coins // share for share in SHARES]
-    found = [Guesses(coins, top, int(there[order[:top]].sum())) for top in tops if top]
-    both = int(there[order[:half]].sum() + (~there[order[coins - half :]]).sum())
-    return [*found, Guesses(coins, 2 * half, both)] if half else found
+    count, half = len(scores), len(scores) // 2
+    tops = [count // share for share in SHARES]
+    found = [Guesses(count, top, int(there[order[:top]].sum())) for top in tops if top]
+    both = int(there[order[:half]].sum() + (~there[order[count - half :]]).sum())
+    return [*found, Guesses(count, 2 * half, both)] if half else found
 
 
-def pair_guesses(asked: F64, others: F64, rng: np.random.Generator) -> list[Guesses]:
+def pair_guesses(members: F64, others: F64, rng: np.random.Generator) -> list[Guesses]:
     """Of pairs of a person who was asked and one who was not, at random: in those that differ most
     the one with the higher score is guessed. Equal ones are left out."""
-    size = min(len(asked), len(others))
-    mine, theirs = (rng.choice(side, size, replace=False) for side in (asked, others))
+    size = min(len(members), len(others))
+    mine, theirs = (rng.choice(side, size, replace=False) for side in (members, others))
     apart = mine - theirs
     known: Bools = apart != 0
     order = _descending(np.abs(apart[known]), rng)

@@ -103,7 +103,9 @@ def published(run: Path, out: Path, *options: str) -> tuple[Result, list[dict[st
 def test_replayed_text_is_refused(finished: Path, tmp_path: Path) -> None:
     found, rows = published(finished, tmp_path / "out")
     assert found.exit_code == 1 and not rows
-    assert "1 texts and 1 seeds hold values that one private user alone has (e-mail: 1" in found.stderr
+    assert (
+        "1 texts and 1 seeds hold values that one private user alone has (e-mail: 1" in found.stderr
+    )
     assert ADVICE in found.stderr and MAIL not in found.stderr
 
 

@@ -120,7 +120,11 @@ def test_votes_of_the_nearest_seed_tell_canaries() -> None:
     given = replace(texts(["x y z"], {}), seeds=seeds, canaries=(there, absent))
     found = measure(given)
     own = found["attacks"]["votes"]["canaries"]
-    assert own["auc"] == 1.0 and own["guesses"][-1] == {"coins": 80, "made": 80, "right": 80}
+    assert own["auc"] == 1.0 and own["guesses"][-1] == {
+        "memberships": 80,
+        "number": 80,
+        "correct": 80,
+    }
     assert found["attacks"]["nearness"]["canaries"]["auc"] == pytest.approx(0.5, abs=0.05)
     assert found["epsilon_at_least"]["canaries"] > 2 and "people" not in found["epsilon_at_least"]
     assert any("votes, canaries: AUC 1.000" in line for line in described(found))
