@@ -16,7 +16,7 @@ import numpy as np
 
 from privsyn_flower.app.inspect.attacks import NotMeasured, Scores
 from privsyn_flower.app.inspect.texts import Texts, Users
-from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.common.files import DataError
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.config import ConfigError, RunConfig, split_list
@@ -81,13 +81,19 @@ def _conditional(texts: Texts, folder: Path, config: RunConfig, progress: Progre
     start, device = _base(config, folder, "conditional", progress), config.models.device
     before, after = Scorer(start, device), Scorer(folder / MODEL, device)
 
-    def gain(user: Sequence[str]) -> float:
-        kept, told = asked.pairs(user, embedder.embed(list(user)))
+    def gain(user: Sequence[str], rows: F32) -> float:
+        kept, told = asked.pairs(user, rows)
         pairs = [Pair(*one) for one in zip(told, kept, strict=True)]
-        rows = before.encode_pairs(pairs, length=length, max_source=asked.max_source)
-        return before.mean_loss(rows) - after.mean_loss(rows) if rows else 0.0
+        encoded = before.encode_pairs(pairs, length=length, max_source=asked.max_source)
+        return before.mean_loss(encoded) - after.mean_loss(encoded) if encoded else 0.0
 
-    return lambda users: np.array([gain(user) for user in users.values()])
+    def score(users: Users) -> F64:
+        rows = embedder.embed([text for own in users.values() for text in own])
+        ends = np.cumsum([len(own) for own in users.values()])
+        parts = np.split(rows, ends[:-1])
+        return np.array([gain(*one) for one in zip(users.values(), parts, strict=True)])
+
+    return score
 
 
 def _run_of(texts: Texts) -> tuple[Path, RunConfig]:
