@@ -52,7 +52,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "pretext": ("test.toml", {"pretext.population": 400}),
     "pe": ("test.toml", {"method": "pe", "pe.population": 400, "pe.variation": "retrieval"}),
     "popri": ("popri-test.toml", {}),
-    "ctcl": ("ctcl-test.toml", {**TRAINING, "evaluation.sequence-length": 96}),
+    "ctcl": (
+        "ctcl-test.toml",
+        {**TRAINING, "rounds": 8, "training.clip-norm": 3.0, "evaluation.sequence-length": 96},
+    ),
     "dp-fedavg": ("dp-fedavg-test.toml", {**TRAINING, "training.evaluate": False}),
     "dp-ftrl": ("dp-ftrl-test.toml", {**TRAINING, "training.layers": ""}),
 }
