@@ -164,6 +164,16 @@ def check_data(config: CommonConfig) -> None:
             "leave it at its default (data.near-duplicates = 'own', data.partition = "
             "'natural', data.min-samples-per-user = 1)"
         )
+    if data.canaries and not config.benchmark:
+        raise ValueError(
+            f"data.canaries = {data.canaries}: made-up users take the places of real ones, for "
+            "audits in a simulation only: set benchmark = true, or data.canaries = 0"
+        )
+    if data.canaries > data.users:
+        raise ValueError(
+            f"data.canaries = {data.canaries} exceeds data.users = {data.users}, whose places they "
+            "take: lower it"
+        )
 
 
 def check_evaluation(config: CommonConfig) -> None:

@@ -65,6 +65,10 @@ class DataConfig(Section):
     development_users: int = Field(
         100, ge=0, description="users for tuning, and for popri.checkpoint = private"
     )
+    canaries: int = Field(
+        0, ge=0, description="made-up users in the places of so many, half of whom "
+        "by a draw take part: for `privsyn inspect`, and only with benchmark = true"
+    )  # fmt: skip
     public_pool: int = Field(8192, ge=1, description="public texts kept as the pool")
     public_validation: int = Field(
         512, ge=0, description="public texts to choose a rate by, or compare with"

@@ -20,6 +20,8 @@ from privsyn_flower.common.files import DataError, build_folder, private_folder
 from privsyn_flower.common.units import VERSION
 from privsyn_flower.config import DataConfig
 
+from .canaries import FILE as CANARIES
+from .canaries import Canary, canaries, with_canaries
 from .groups import Source
 from .partition import Split, split
 from .reading import text_file
@@ -155,6 +157,13 @@ class Federation:
         users = read_users(self.folder / f"{which}.arrow")
         return texts_of({user: own for user, own in users.items() if own})
 
+    def canaries(self) -> list[Canary]:
+        """The made-up users of `data.canaries`, who are among the private ones. PRIVATE: whether
+        each takes part is for an audit to guess."""
+        path = self.folder / CANARIES
+        rows = json.loads(path.read_text("utf-8")) if path.exists() else []
+        return [Canary(**row) for row in rows]
+
     @functools.cached_property
     def _corpus(self) -> dict[str, list[Any]]:
         return read_table(self.folder / "public.arrow")
@@ -232,7 +241,12 @@ def _domains(public: Mapping[str, list[Any]]) -> dict[str, dict[str, int]]:
 
 
 def _write(folder: Path, parts: Split, config: DataConfig, source: Source) -> None:
-    users = write_users(folder / "private.arrow", parts.private)
+    pool = [parts.public[group].samples[at].text for group, at in parts.pool]
+    made, private = canaries(pool, config), parts.private
+    if made:
+        private = with_canaries(private, made, config.samples_per_user)
+        (folder / CANARIES).write_text(json.dumps([one.row() for one in made]), "utf-8")
+    users = write_users(folder / "private.arrow", private)
     write_users(folder / "test.arrow", parts.test)
     write_users(folder / "development.arrow", parts.development)
     place = {where: i for i, where in enumerate(parts.pool)}

@@ -32,14 +32,15 @@ def inspect(
     embedder: Annotated[str, typer.Option(help="Instead of the run's models.embedder.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """What the synthetic text repeats of private users' texts: copies, replayed values, nearness.
+    """What a run tells of its private users: copies, replayed values, and who took part.
 
     For the owner of the private text: what it prints is PRIVATE and not covered by epsilon. Kept in
     RUN/private/inspect.json, which privsyn publish reads and never publishes; that path is the last
-    line on stdout.
+    line on stdout. Ends with 1 when the run's claim is contradicted.
     """
     from privsyn_flower.app import inspect as inspection
     from privsyn_flower.app.cli.display import Display
+    from privsyn_flower.app.inspect.membership import contradiction
     from privsyn_flower.text import load_embedder
     from privsyn_flower.text.models.pretrained import ModelUnavailableError
 
@@ -57,6 +58,8 @@ def inspect(
         path = inspection.save(run, found)
     if as_json:
         typer.echo(json.dumps(found))
-        return
-    typer.echo(escaped(inspection.described(found)))
-    print(path)
+    else:
+        typer.echo(escaped(inspection.described(found)))
+        print(path)
+    if contradiction(found["membership"]):
+        raise typer.Exit(1)

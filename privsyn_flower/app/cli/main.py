@@ -72,6 +72,9 @@ def run(
     ray: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Simulate in this Ray cluster (RAY_ADDRESS).")
     ] = "",
+    canaries: Annotated[
+        int, typer.Option(help="Put N made-up users among the simulated ones, for privsyn inspect.")
+    ] = 0,
 ) -> None:
     """Run a configuration through `flwr run`; the last line on stdout is the run folder.
 
@@ -85,8 +88,11 @@ def run(
     from privsyn_flower.config import ConfigError
     from privsyn_flower.runs import RunLocked, failure
 
+    if canaries and (resume is not None or federation is not None):
+        raise fail("--canaries is for a new simulation: they are there from its beginning, or not")
+    audited = [f"data.canaries={canaries}", "benchmark=true"] if canaries else []
     try:
-        folder = run_command(config, settings or [], resume, federation, ray)
+        folder = run_command(config, [*(settings or []), *audited], resume, federation, ray)
     except (ConfigError, RunFailed, RunLocked, FlowerError, ReportError) as error:
         raise fail(str(error), 1) from None
     except OSError as error:

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -140,13 +140,18 @@ def inspected(product: Product, replayed: Replayed) -> Product:
         if replayed == "drop":
             raise PublishError(f"{path} is not there: --drop-found needs `privsyn inspect` before")
         return product
-    digest, rows, kinds = _findings(path)
+    digest, rows, seeds, kinds, contradiction = _findings(path)
     if digest != (file_digest(text) if is_own_file(text) else ""):
         raise PublishError(
             f"{path} is of another text than {TEXT} is now: run `privsyn inspect` again, or delete "
             "it (--with-found publishes without asking it)"
         )
-    if not rows:
+    if contradiction:
+        raise PublishError(
+            f"{path}: {contradiction}; what does not keep its claim is not to be published "
+            "(--with-found publishes it all the same)"
+        )
+    if not rows and not seeds:
         return product
     if replayed == "drop":
         why = (
@@ -155,27 +160,45 @@ def inspected(product: Product, replayed: Replayed) -> Product:
         )
         return replace(product, left_out=frozenset(rows), unclaimed=why)
     raise PublishError(
-        f"{path}: {len(rows):,} texts hold values that one private user alone has ({kinds}). "
+        f"{path}: {len(rows):,} texts and {len(seeds):,} seeds hold values that one private user "
+        f"alone has ({kinds}). "
         f"--with-found publishes them, --drop-found leaves them out. {ADVICE}"
     )
 
 
-def _findings(path: Path) -> tuple[str, list[int], str]:
-    """Digest of the inspected text, its rows with something found, and how much of each kind, with
-    what chance would do. Raises PublishError for a damaged file."""
+class Findings(NamedTuple):
+    """Digest of the inspected text, its rows and the seeds with something found, how much of each
+    kind with what chance would do, and what contradicts the claim, if anything does."""
+
+    digest: str
+    rows: list[int]
+    seeds: list[int]
+    kinds: str
+    contradiction: str
+
+
+def _findings(path: Path) -> Findings:
+    """Raises PublishError for a damaged file."""
+    from privsyn_flower.app.inspect.membership import contradiction
     from privsyn_flower.app.report.publishing.product import PublishError
 
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-        kinds: dict[str, dict[str, Any]] = told["replay"]["kinds"]
-        rows = [int(row) for row in told["replay"]["rows"]]
+        replay = (
+            {"kinds": {}, "rows": [], "seeds": []}
+            if "missing" in told["replay"]
+            else told["replay"]
+        )
+        kinds: dict[str, dict[str, Any]] = replay["kinds"]
+        rows, seeds = ([int(row) for row in replay[key]] for key in ("rows", "seeds"))
         parts = [
             f"{name}: {own['hits']:,}"
             + (f", by chance {own['expected']:,}" if own.get("expected") is not None else "")
             for name, own in kinds.items()
             if own["hits"]
         ]
-        return str(told["synthetic_sha256"]), rows, "; ".join(parts)
+        audit = contradiction(told["membership"])
+        return Findings(str(told["synthetic_sha256"]), rows, seeds, "; ".join(parts), audit)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise PublishError(
             f"{path} is damaged: run `privsyn inspect` again, or delete it"

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from privsyn_flower.app.inspect import copies, nearness, replay
+from privsyn_flower.app.inspect import copies, membership, replay
 from privsyn_flower.app.inspect.texts import InspectError, Texts, read_texts
 from privsyn_flower.common.files import private_folder, replace_private
 from privsyn_flower.common.progress import Progress, silent
@@ -31,7 +31,8 @@ NOTE = (
     "PRIVATE: these figures were made by reading private text, without noise, and are NOT covered "
     "by epsilon"
 )
-CHECKS: dict[str, ModuleType] = {"copies": copies, "replay": replay, "nearness": nearness}
+CHECKS: dict[str, ModuleType] = {"copies": copies, "replay": replay, "membership": membership}
+OF_TEXT = ("copies", "replay")  # checks of what the run wrote
 
 
 def inspect(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
@@ -46,7 +47,10 @@ def inspect(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
     }
     for done, (name, check) in enumerate(CHECKS.items()):
         progress("inspecting", done, len(CHECKS), name)
-        found[name] = check.measure(texts)
+        if name in OF_TEXT and not texts.synthetic:
+            found[name] = {"missing": "the run wrote no text"}
+        else:
+            found[name] = check.measure(texts, progress)
     progress("inspecting", len(CHECKS), len(CHECKS), "")
     return found
 
@@ -69,5 +73,9 @@ def described(figures: dict[str, Any]) -> str:
         *(f"note: {note}" for note in figures["notes"]),
     ]
     for name, check in CHECKS.items():
-        lines += ["", *check.described(figures[name])]
+        own = figures[name]
+        if name in OF_TEXT and "missing" in own:
+            lines += ["", f"{name}: not measured: {own['missing']}"]
+        else:
+            lines += ["", *check.described(own)]
     return "\n".join(lines)

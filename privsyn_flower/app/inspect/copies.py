@@ -14,6 +14,7 @@ import numpy as np
 
 from privsyn_flower.app.inspect.texts import Texts
 from privsyn_flower.common.arrays import I64, Bools
+from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.common.terminal import one_line
 from privsyn_flower.common.units import unspaced, words
@@ -104,7 +105,7 @@ def _ranked(values: I64) -> I64:
     return ranks
 
 
-def measure(texts: Texts) -> dict[str, Any]:
+def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
     """Distributions over synthetic texts of the longest span in common, and the longest. PRIVATE.
 
     "private": with all private users' texts. With held-out users, "equal" and "held_out" are with

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from privsyn_flower.app.inspect.texts import Texts, Users
+from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.terminal import one_line
 
 KINDS = ("e-mail", "url", "phone", "number", "name")
+LEVEL = 0.05  # p-value above which chance explains how many names are found
 SHOWN = 5  # values of a kind that are quoted
 SEVERAL = -1  # in the place of a user: more than one
 
@@ -76,52 +78,61 @@ def _plain(text: str) -> str:
     return _URL.sub(" / ", _MAIL.sub(" / ", unicodedata.normalize("NFKC", text)))
 
 
-class _Reader:
-    """Texts -> their values, with what is ordinary in all of them."""
+class Reader:
+    """Texts -> their values, with what is ordinary in all of them. known: those of public text."""
 
     def __init__(self, texts: Texts) -> None:
         people = [*texts.private.values(), *texts.held_out.values()]
         self.ordinary = ordinary_words(texts.public, people)
+        self.known = self.of_all(texts.public) | _names_anyhow(texts.public)
 
     def of(self, text: str) -> set[Value]:
         return {*values_of(text), *names_of(text, self.ordinary)}
+
+    def of_all(self, texts: Iterable[str]) -> set[Value]:
+        return set[Value]().union(*map(self.of, texts))
 
     def owners(self, users: Users) -> dict[Value, int]:
         """Value -> the number of the only user who has it, or SEVERAL."""
         found: dict[Value, int] = {}
         for number, own in enumerate(users.values()):
-            for value in set[Value]().union(*map(self.of, own)):
+            for value in self.of_all(own):
                 found[value] = SEVERAL if value in found else number
         return found
 
 
-def measure(texts: Texts) -> dict[str, Any]:
+def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
     """By kind: candidates, hits, texts and users; and what chance would do, from held-out users.
 
     "compared": candidates that no held-out user has, "compared_hits" those of them that are found,
     and "expected" how many would be if they were found as often as held-out users' candidates that
-    no private user has. "rows": synthetic texts with any hit, by number from 0. "found": each
-    value. PRIVATE.
+    no private user has; "p_value": of so many more by chance (Fisher's exact test, None without any
+    to compare). "rows", "seeds": synthetic texts, and seeds, with a hit, by number from 0; those of
+    names only where chance does not explain how many there are, because text is full of them.
+    "found": each value. PRIVATE.
     """
-    reader = _Reader(texts)
-    known = set[Value]().union(*map(reader.of, texts.public)) | _names_anyhow(texts.public)
+    reader = Reader(texts)
     rows: dict[Value, list[int]] = {}
-    for row, text in enumerate(texts.synthetic):
+    for row, text in enumerate(texts.published):
         for value in reader.of(text):
             rows.setdefault(value, []).append(row)
     private, others = (reader.owners(users) for users in (texts.private, texts.held_out))
-    mine, theirs = (_candidates(owners, known) for owners in (private, others))
+    mine, theirs = (_candidates(owners, reader.known) for owners in (private, others))
     found = {value: rows[value] for value in sorted(mine) if value in rows}
-    names = list(texts.private)
+    names, first_seed = list(texts.private), len(texts.synthetic)
+    kinds: dict[str, dict[str, Any]] = {
+        kind: _figures(kind, found, private)
+        | (_chance(kind, mine - others.keys(), theirs - private.keys(), rows)
+           if texts.held_out else {})
+        | {"candidates": sum(value[0] == kind for value in mine)}
+        for kind in KINDS
+    }  # fmt: skip
+    by_chance = {"name"} if (kinds["name"].get("p_value") or 0.0) > LEVEL else set[str]()
+    told = {row for value, own in found.items() if value[0] not in by_chance for row in own}
     return {
-        "kinds": {
-            kind: _figures(kind, found, private)
-            | (_chance(kind, mine - others.keys(), theirs - private.keys(), rows)
-               if texts.held_out else {})
-            | {"candidates": sum(value[0] == kind for value in mine)}
-            for kind in KINDS
-        },
-        "rows": sorted({row for places in found.values() for row in places}),
+        "kinds": kinds,
+        "rows": sorted(row for row in told if row < first_seed),
+        "seeds": sorted(row - first_seed for row in told if row >= first_seed),
         "users": len({private[value] for value in found}),
         "found": [
             {"kind": value[0], "value": value[1], "user": names[private[value]], "rows": places}
@@ -154,6 +165,8 @@ def _chance(
     kind: str, mine: set[Value], theirs: set[Value], rows: Mapping[Value, Sequence[int]]
 ) -> dict[str, Any]:
     """The hits among both sides' candidates, none of which the other side has."""
+    from scipy.stats import hypergeom
+
     sides = [[value in rows for value in side if value[0] == kind] for side in (mine, theirs)]
     (own, hits), (others, by_chance) = ((len(side), sum(side)) for side in sides)
     return {
@@ -162,6 +175,9 @@ def _chance(
         "held_out_candidates": others,
         "held_out_hits": by_chance,
         "expected": round(own * by_chance / others, 2) if others else None,
+        "p_value": float(hypergeom.sf(hits - 1, own + others, hits + by_chance, own))
+        if others and own
+        else None,
     }
 
 
@@ -170,7 +186,8 @@ def described(figures: dict[str, Any]) -> list[str]:
     total = len(figures["found"])
     lines = [
         f"replayed: {total:,} values that one private user alone has, and no public text, of "
-        f"{figures['users']:,} users, in {len(figures['rows']):,} synthetic texts:"
+        f"{figures['users']:,} users; {len(figures['rows']):,} synthetic texts and "
+        f"{len(figures['seeds']):,} seeds with more than chance explains:"
     ]
     for kind, own in figures["kinds"].items():
         line = f"  {kind}: {own['hits']:,} of {own['candidates']:,}"
@@ -181,7 +198,9 @@ def described(figures: dict[str, Any]) -> list[str]:
             line += (
                 f"; of the {own['compared']:,} that no held-out user has {own['compared_hits']:,}"
             )
-            line += "" if chance is None else f", by chance {chance:,.2f}"
+            line += (
+                "" if chance is None else f", by chance {chance:,.2f} (p = {own['p_value']:.2g})"
+            )
             line += ", and held-out users have none to compare" if chance is None else ""
         lines.append(line)
         values = [one for one in figures["found"] if one["kind"] == kind]

@@ -6,9 +6,14 @@ the public text is PRIVATE.
 
 from __future__ import annotations
 
+import functools
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from privsyn_flower.common.files import DataError, file_digest
 from privsyn_flower.common.units import words
@@ -19,14 +24,16 @@ from privsyn_flower.data.federation import prepared_key
 from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.text_files import public_groups
 from privsyn_flower.data.users import Sample
-from privsyn_flower.runs import SYNTHETIC, read_jsonl
+from privsyn_flower.runs import SEEDS, SYNTHETIC, read_jsonl
 from privsyn_flower.server_apps.public_text import is_deployment
+from privsyn_flower.strategies.synthesis.topic_writing import MODEL
+from privsyn_flower.text.embedders import KnownRows
 from privsyn_flower.text.protocols import Embedder
 
 SAME = 8  # words of a text that two people do not both write by chance
 NO_HELD_OUT = (
-    "no held-out users (--held-out FILE): nothing says how much of this is chance; nearness is not "
-    "measured"
+    "no held-out users (--held-out FILE): nothing says how much of this is chance, nor whether who "
+    "took part can be told"
 )
 
 Users = Mapping[str, Sequence[str]]
@@ -40,7 +47,10 @@ class InspectError(ValueError):
 class Texts:
     """synthetic: of the run, by row. private, held_out: user -> texts, PRIVATE; nobody is in both.
     public: the run's. load_embedder: when it is first needed. digest: sha256 of the synthetic
-    file. notes: what was left out or is missing."""
+    file. notes: what was left out or is missing. seeds: candidates that the run published, and
+    their votes.
+    canaries: those who were there, and those who were not. claim: epsilon at delta, None without.
+    run: its folder and configuration."""
 
     synthetic: list[str]
     private: Users
@@ -49,6 +59,15 @@ class Texts:
     load_embedder: Callable[[], Embedder]
     digest: str = ""
     notes: list[str] = field(default_factory=list)
+    seeds: Sequence[tuple[str, float]] = ()
+    canaries: tuple[Users, Users] = ({}, {})
+    claim: tuple[float, float] | None = None
+    run: tuple[Path, RunConfig] | None = None
+
+    @property
+    def published(self) -> list[str]:
+        """All text of the run: what it wrote, and the seeds that go with it."""
+        return [*self.synthetic, *(text for text, _ in self.seeds)]
 
 
 def read_texts(
@@ -75,8 +94,16 @@ def read_texts(
     synthetic, digest = _synthetic(folder, config)
     notes: list[str] = []
     federation = _federation(config, notes) if against is None else None
+    canaries: tuple[Users, Users] = ({}, {})
     if federation is not None:
+        made = {one.name: one for one in federation.canaries()}
         private = _capped(federation.shard(0, 1), config)
+        private = {user: own for user, own in private.items() if user not in made}
+        present, absent = (
+            {name: [one.text] for name, one in made.items() if one.present == there}
+            for there in (True, False)
+        )
+        canaries = present, absent
     else:
         assert against is not None  # _federation raises where there is neither
         private = _file_users(against, "--against", config, columns, notes)
@@ -94,14 +121,45 @@ def read_texts(
         private,
         others,
         _public(config, federation, notes),
-        lambda: load(name, config.models.device),
+        functools.cache(lambda: _remembering(load(name, config.models.device))),
         digest,
         notes,
+        _seeds(folder),
+        canaries,
+        _claim(folder, config),
+        (folder, config),
     )
+
+
+def _remembering(embedder: Embedder) -> Embedder:
+    """Several attacks embed the same texts."""
+    return KnownRows(embedder, [], np.zeros((0, embedder.dimension), dtype=np.float32))
+
+
+def _seeds(folder: Path) -> list[tuple[str, float]]:
+    path = folder / SEEDS
+    try:
+        rows = read_jsonl(path) if path.is_file() else []
+        return [(str(row["text"]), float(row.get("votes", 0.0))) for row in rows]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InspectError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+
+
+def _claim(folder: Path, config: RunConfig) -> tuple[float, float] | None:
+    """What the run's summary says of epsilon, at the configuration's delta; None: nothing."""
+    path = folder / "summary.json"
+    try:
+        found = json.loads(path.read_text("utf-8"))["epsilon"] if path.is_file() else config.epsilon
+    except (ValueError, KeyError, TypeError):
+        raise InspectError(f"{path} is damaged: no epsilon can be read from it") from None
+    number = isinstance(found, int | float) and math.isfinite(found)
+    return (float(found), config.delta) if number else None
 
 
 def _synthetic(folder: Path, config: RunConfig) -> tuple[list[str], str]:
     path = folder / SYNTHETIC
+    if not path.is_file() and (folder / MODEL).is_dir():
+        return [], ""  # its result is a model
     if not path.is_file():
         raise InspectError(
             f"{folder} has no {SYNTHETIC}: its method = {config.method!r} wrote no text, or is not "

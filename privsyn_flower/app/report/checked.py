@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from privsyn_flower.app.report.html.markup import is_number, mapping, number, percent
+from privsyn_flower.app.report.html.markup import interval, is_number, mapping, number, percent
 
 INSPECT = (
     "`privsyn inspect RUN` compares the texts with private ones, where these may be read. What it "
@@ -20,6 +20,11 @@ ROWS = {  # key of a part of `quality` -> what it is
     "repetitive": "texts that repeat themselves",
     "shared_runs": "runs of four words that another text has, too",
 }
+
+
+CLOSENESS = {  # of `evaluation.closeness` -> what it is
+    "frechet": "Frechet distance", "mauve": "MAUVE", "precision": "precision", "recall": "recall",
+}  # fmt: skip
 
 
 class Checked(NamedTuple):
@@ -76,6 +81,15 @@ def quality_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     if writer := mapping(found.get("writer")):
         rows.append(["written by", _writer(writer), "-"])
     return rows
+
+
+def closeness_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """(text, its figures of CLOSENESS): of the result and what it stands beside."""
+    texts = mapping(mapping(summary.get("benchmark")).get("closeness"))
+    return [
+        [str(name).replace("_", " "), *(interval(mapping(own).get(key)) for key in CLOSENESS)]
+        for name, own in texts.items()
+    ]
 
 
 def _list(values: object, *, share: bool = False) -> str:

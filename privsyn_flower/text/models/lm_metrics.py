@@ -132,6 +132,13 @@ class Scorer:
         leading = [before for _, before in rows]
         return causal_loss(self.model, ids.to(self.device), mask.to(self.device), leading)
 
+    def mean_loss(self, rows: Sequence[tuple[Sequence[int], int]]) -> float:
+        """`loss` of some rows, without what training needs of it."""
+        import torch
+
+        with one_worker(), torch.inference_mode():
+            return float(self.loss(rows))
+
     def check(self, row: Sequence[int]) -> None:
         """Raises ValueError for a token beyond the embeddings: on CUDA it would break the model for
         everybody."""

@@ -48,7 +48,7 @@ def test_the_terminal_and_the_file(tmp_path: Path, users: list[str]) -> None:
     assert told[0].startswith("PRIVATE:") and "NOT covered by epsilon" in told[0]
     assert told[-1] == str(last) and last.stat().st_mode & 0o777 == 0o600
     assert f"    {MAIL} (text 2)" in told and not set("\x1b\u202e") & set(found.stdout)
-    assert any(line.startswith("nearness: AUC of telling 12 private") for line in told)
+    assert any(line.startswith("  12 private against 12 held-out users, AUC") for line in told)
     printed = privsyn("inspect", run, *users, "--json")
     assert json.loads(printed.stdout) == json.loads(last.read_text())
 
@@ -61,6 +61,25 @@ def test_what_cannot_be_inspected_ends_with_2(tmp_path: Path, users: list[str]) 
     other = privsyn("inspect", run, *users, "--embedder", "ngram-x")
     assert other.exit_code == 2 and "ngram-DIM" in other.stderr
     assert not (run / "private").exists()
+
+
+def test_a_claim_that_is_wrong_ends_with_1_and_is_not_published(
+    tmp_path: Path, users: list[str]
+) -> None:
+    """Copies of the private users' own text, with nearly no epsilon claimed."""
+    copied = [json.loads(line)["text"] for line in Path(users[1]).read_text().splitlines()]
+    run = make_finished(
+        tmp_path / "done",
+        rows=[{"text": text} for text in copied if MAIL not in text],
+        epsilon=0.1,
+        **{"models.embedder": "ngram-64", "data.public-path": "", "data.source": "files"},
+    )
+    found = privsyn("inspect", run, *users)
+    assert found.exit_code == 1 and "THE CLAIM IS WRONG: by guessing people" in found.stdout
+    refused = privsyn("publish", run, tmp_path / "out")
+    assert refused.exit_code == 1 and "and 0.1 is claimed; what does not keep" in refused.stderr
+    assert not (tmp_path / "out").exists()
+    assert privsyn("publish", run, tmp_path / "out", "--with-found").exit_code == 0
 
 
 @pytest.fixture
@@ -84,7 +103,9 @@ def published(run: Path, out: Path, *options: str) -> tuple[Result, list[dict[st
 def test_replayed_text_is_refused(finished: Path, tmp_path: Path) -> None:
     found, rows = published(finished, tmp_path / "out")
     assert found.exit_code == 1 and not rows
-    assert "1 texts hold values that one private user alone has (e-mail: 1)" in found.stderr
+    assert (
+        "1 texts and 1 seeds hold values that one private user alone has (e-mail: 1" in found.stderr
+    )
     assert ADVICE in found.stderr and MAIL not in found.stderr
 
 

@@ -479,3 +479,22 @@ def test_skipped_rows_are_told_to_the_terminal_and_to_nobody_else(
     with pytest.raises(RunFailed, match=r"data\.users = 10, but the source gives only 9"):
         run_command(tmp_path / "empty.toml", [*settings, "data.users=10"], None)
     assert not (folder / "config.toml").exists()  # nothing is left that would have to be resumed
+
+
+def test_canaries_are_keys_of_a_new_simulation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[list[str]] = []
+
+    def run(config: Any, settings: list[str], *_: Any) -> Path:
+        given.append(settings)
+        raise cli_run.RunFailed("far enough")
+
+    monkeypatch.setattr(cli_run, "run_command", run)
+    assert CliRunner().invoke(app, ["run", "--canaries", "9", "--set", "epsilon=2"]).exit_code == 1
+    assert CliRunner().invoke(app, ["run"]).exit_code == 1
+    assert given == [["epsilon=2", "data.canaries=9", "benchmark=true"], []]
+    for more in (["--resume", str(tmp_path)], ["--federation", str(tmp_path)]):
+        refused = CliRunner().invoke(app, ["run", "--canaries", "9", *more])
+        assert refused.exit_code == 2 and "--canaries is for a new simulation" in refused.stderr
+    assert len(given) == 2

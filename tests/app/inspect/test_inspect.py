@@ -18,8 +18,12 @@ def test_honest_text_does_not_ring() -> None:
     assert found["replay"]["rows"] == [] and found["replay"]["found"] == []
     assert found["copies"]["private"]["quantiles"]["1"] <= 5
     assert found["copies"]["equal"]["users"] == found["copies"]["held_out"]["users"] == 60
-    value, low, high = found["nearness"]["auc"]
-    assert low < 0.5 < high and low <= value <= high and found["nearness"]["p_value"] > 0.05
+    value, low, high = found["membership"]["attacks"]["nearness"]["auc"]
+    assert (
+        low < 0.5 < high
+        and low <= value <= high
+        and found["membership"]["attacks"]["nearness"]["p_value"] > 0.05
+    )
 
 
 def test_copied_text_rings_in_every_check() -> None:
@@ -31,14 +35,19 @@ def test_copied_text_rings_in_every_check() -> None:
     assert found["copies"]["private"]["quantiles"]["0.5"] >= 14
     assert found["copies"]["held_out"]["quantiles"]["1"] <= 5
     assert found["copies"]["longest"][0]["row"] == 7
-    value, low, _ = found["nearness"]["auc"]
-    assert value > 0.9 and low > 0.8 and found["nearness"]["p_value"] < 1e-6
+    value, low, _ = found["membership"]["attacks"]["nearness"]["auc"]
+    assert (
+        value > 0.9 and low > 0.8 and found["membership"]["attacks"]["nearness"]["p_value"] < 1e-6
+    )
     values = {(one["kind"], one["value"]) for one in found["replay"]["found"]}
     assert {("e-mail", "zoltan@quibble.example"), ("name", "Zoltan Quibble")} <= values
     assert found["replay"]["rows"] == [7] and found["replay"]["users"] == 1
     told = described(found)
     assert told.startswith(NOTE) and "NOT covered by epsilon" in told
-    assert "zoltan@quibble.example (text 8)" in told and "AUC of telling 40 private" in told
+    assert (
+        "zoltan@quibble.example (text 8)" in told
+        and "40 private against 40 held-out users, AUC" in told
+    )
 
 
 def test_without_held_out_users_it_says_what_is_missing() -> None:
@@ -46,8 +55,8 @@ def test_without_held_out_users_it_says_what_is_missing() -> None:
     found = inspect(texts([sentence(rng)], people("p", 3, rng)))
     assert set(found["copies"]) == {"private", "longest", "unspaced_texts"}
     assert all("expected" not in own for own in found["replay"]["kinds"].values())
-    assert "no held-out users" in found["nearness"]["missing"]
-    assert "nearness: not measured: no held-out users (--held-out FILE)" in described(found)
+    assert "no held-out users" in found["membership"]["missing"]
+    assert "of people not measured: no held-out users (--held-out FILE)" in described(found)
 
 
 def test_the_file_is_its_owners_alone_and_says_that_it_is_private(tmp_path: Path) -> None:

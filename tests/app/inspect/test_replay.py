@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -75,3 +77,26 @@ def test_an_ordinary_word_is_public_or_two_peoples() -> None:
     private = {"p": ["Zoltan, or zoltan, zoltan@x.org", "Gonna go"], "q": ["gonna"], "r": ["gonna"]}
     found = measure(texts(["Zoltan Gonna"], private))
     assert [one["value"] for one in found["found"]] == ["Zoltan"]
+
+
+def test_names_that_chance_explains_refuse_nothing() -> None:
+    """As many of held-out users' names are found: a text full of names replays nobody."""
+    private = {f"p{i}": [f"i met Qzor{'abcdefghij'[i]} there"] for i in range(10)}
+    held_out = {f"h{i}": [f"i met Vrim{'abcdefghij'[i]} there"] for i in range(10)}
+    both = [own[0] for side in (private, held_out) for own in list(side.values())[:4]]
+    found = measure(texts(both, private, held_out))
+    assert found["kinds"]["name"]["hits"] == 4 and found["kinds"]["name"]["p_value"] > 0.5
+    assert found["rows"] == [] and len(found["found"]) == 4
+    mine = measure(texts([own[0] for own in private.values()], private, held_out))
+    assert mine["kinds"]["name"]["p_value"] < 1e-4 and mine["rows"] == list(range(10))
+    alone = measure(texts(both[:1], private))  # nothing says what chance would do
+    assert alone["rows"] == [0]
+
+
+def test_a_seed_that_replays_a_value_is_found() -> None:
+    given = replace(
+        texts(["nothing"], {"p": ["write to me@here.example"]}),
+        seeds=[("a b c", 1.0), ("write to me@here.example", 2.0)],
+    )
+    found = measure(given)
+    assert found["rows"] == [] and found["seeds"] == [1] and found["users"] == 1

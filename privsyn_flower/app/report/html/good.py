@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.app.report.checked import INSPECT, checked, quality_rows
+from privsyn_flower.app.report.checked import (
+    CLOSENESS,
+    INSPECT,
+    checked,
+    closeness_rows,
+    quality_rows,
+)
 from privsyn_flower.app.report.html.charts import bars, intervals, lines
 from privsyn_flower.app.report.html.markup import (
     Figure,
@@ -254,17 +260,9 @@ def _distances(run: RunFolder, found: Mapping[str, Any]) -> Iterator[Figure]:
         yield Figure(title, remark, listing, _bars(data))
 
 
-CLOSENESS = {
-    "frechet": "Frechet distance", "mauve": "MAUVE", "precision": "precision", "recall": "recall",
-}  # fmt: skip
-
-
 def _closeness(run: RunFolder, found: Mapping[str, Any]) -> list[Figure]:
     """The four figures of `evaluation.closeness`, of the result and what it stands beside."""
-    texts = {str(name): mapping(own) for name, own in mapping(found.get("closeness")).items()}
-    rows = [
-        [_words(name), *(interval(own.get(f)) for f in CLOSENESS)] for name, own in texts.items()
-    ]
+    rows = closeness_rows({"benchmark": found})
     if not rows:
         return []
     title = "Closeness to held-out text, by embeddings"

@@ -9,7 +9,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from privsyn_flower.app.report.checked import INSPECT, checked, text_lines
+from privsyn_flower.app.report.checked import (
+    CLOSENESS,
+    INSPECT,
+    checked,
+    closeness_rows,
+    text_lines,
+)
 from privsyn_flower.app.report.forms import fact_sheet
 from privsyn_flower.app.report.guarantee import text_environment
 from privsyn_flower.app.report.publishing import sources
@@ -79,6 +85,8 @@ def card(product: Product, facts: Facts) -> str:
             models=sources.models(config, facts.loaded),
             sheet=fact_sheet(summary) if asked else [],
             figures=list(_figures(product)) if facts.figures else [],
+            closeness=closeness_rows(summary) if facts.figures else [],
+            CLOSENESS=CLOSENESS,
             checks=checked(summary),
             text_lines=text_lines(summary),
             INSPECT=INSPECT,

@@ -119,6 +119,10 @@ def test_the_card_says_what_was_checked_and_no_figure_of_a_benchmark(tmp_path: P
     assert "- The text, by public things alone: 3.1% of the words unknown" in part
     assert "- Checked: how close the text comes" in part and "0.876" not in part
     assert "- Not checked: copies of private text" in part and "`privsyn inspect RUN`" in part
+    close = {"the_run's": {"frechet": [0.5, 0.25, 0.75], "mauve": [0.9, 0.8, 1.0]}}
+    told = make_run(tmp_path / "told", summary={"benchmark": BENCHMARK | {"closeness": close}})
+    card = (published(told, tmp_path / "three", Facts([], figures=True)) / "README.md").read_text()
+    assert "| the run's | 0.5000 [0.2500, 0.7500] | 0.9000 [0.8000, 1.0000] | - | - |" in card
     trained = make_run(tmp_path / "model", rows=None, model=True, method="dp-fedavg")
     card = (published(trained, tmp_path / "two") / "README.md").read_text()
     assert "- Not checked: what the result is worth" in card and "inspect" not in card

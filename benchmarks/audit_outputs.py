@@ -1,0 +1,174 @@
+"""Do the audits of `privsyn inspect` ring where they should, and only there?
+
+Miniatures of every method with canaries, each at an honest epsilon, with a tenth of the noise that
+its claim needs, and with next to none. Over the runs of one setting the guesses are pooled, and the
+lower bound on epsilon stands beside the claim: docs/audit.md has the table.
+
+    python benchmarks/audit_outputs.py OUT            # all that is missing, then the table
+    python benchmarks/audit_outputs.py OUT --only dp-fedavg --seeds 1
+
+A minute or so for each run on two cores; OUT keeps what is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.app.inspect.membership import CONFIDENCE
+from privsyn_flower.app.inspect.one_run import Guesses, best_bound, pooled
+from privsyn_flower.config import RunConfig, load_config, to_toml
+from privsyn_flower.server_apps.privacy_plan import privacy_plan
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+CANARIES, DELTA = 100, 3e-6
+COMMON: dict[str, Any] = {
+    "delta": DELTA,
+    "benchmark": True,
+    "data.canaries": CANARIES,
+    "data.users": CANARIES + 10,  # a few people beside them: the strongest test
+    "data.private-packages": "scipy",
+    "data.held-out-users": 30,
+    "models.train-steps": 6,
+    "evaluation.controls": "",
+    "evaluation.steps": 4,
+    "evaluation.learning-rates": "1e-3",
+    "evaluation.sequence-length": 48,
+}
+TRAINING = {
+    "rounds": 4,
+    "training.parameters": "full",
+    "training.max-steps": 16,
+    "training.learning-rate": 0.5,
+    "training.clip-norm": 5.0,
+}
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "pretext": ("test.toml", {"pretext.population": 400}),
+    "pe": ("test.toml", {"method": "pe", "pe.population": 400, "pe.variation": "retrieval"}),
+    "popri": ("popri-test.toml", {}),
+    "ctcl": ("ctcl-test.toml", {**TRAINING, "evaluation.sequence-length": 96}),
+    "dp-fedavg": ("dp-fedavg-test.toml", {**TRAINING, "training.evaluate": False}),
+    "dp-ftrl": ("dp-ftrl-test.toml", {**TRAINING, "training.layers": ""}),
+}
+# What the run claims, and by how much its noise is less than that needs.
+LEVELS = ((1.29, 1), (7.58, 1), (1.29, 10), (7.58, 10), (1000.0, 1))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method at a claim, with its noise divided by `less`."""
+
+    method: str
+    claim: float
+    less: int
+
+    def config(self, seed: int, epsilon: float = 0.0) -> RunConfig:
+        file, own = METHODS[self.method]
+        given = {"epsilon": epsilon or self.claim, "seed": seed, "data.seed": seed}
+        return load_config(CONFIGS / file, {**COMMON, **own, **given})
+
+    def epsilon(self) -> float:
+        """At which a run has so little noise: its honest epsilon, far above the claim."""
+        if self.less == 1:
+            return self.claim
+        wanted = noise(self.config(0)) / self.less
+        low, high = self.claim, 1e5
+        while high > 1.001 * low:
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if noise(self.config(0, middle)) > wanted else (low, middle)
+        return high
+
+
+def noise(config: RunConfig) -> float:
+    return privacy_plan(config).main.multiplier
+
+
+def measured(setting: Setting, seed: int, out: Path) -> dict[str, Any]:
+    """The membership figures of one run, from `out` if they are there."""
+    name = f"{setting.method}-{setting.claim:g}-{setting.less}-{seed}"
+    file = out / f"{name}.json"
+    if not file.exists():
+        folder = out / "runs" / name
+        config = setting.config(seed, setting.epsilon())
+        placed = config.model_copy(update={"run_folder": str(folder)})
+        given = out / f"{name}.toml"
+        given.write_text(to_toml(placed), encoding="utf-8")
+        command = [str(Path(sys.executable).with_name("privsyn"))]
+        where = ["--resume", str(folder)] if (folder / "config.toml").exists() else [str(given)]
+        ended = subprocess.run([*command, "run", *where], stdout=subprocess.DEVNULL)
+        if ended.returncode not in (0, 3, 5):  # 3: fewer rounds; 5: text of no use
+            raise SystemExit(f"{name}: privsyn run ended with {ended.returncode}")
+        told = subprocess.run([*command, "inspect", str(folder), "--json"], stdout=subprocess.PIPE)
+        if told.returncode not in (0, 1):  # 1: the run's own claim is contradicted
+            raise SystemExit(f"{name}: privsyn inspect ended with {told.returncode}")
+        file.write_text(json.dumps(json.loads(told.stdout)["membership"]), encoding="utf-8")
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return found
+
+
+def row(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The pooled bound of all attacks, and the attack with the highest mean AUC."""
+    names = [name for name, own in runs[0]["attacks"].items() if "canaries" in own]
+    own = {name: [run["attacks"][name]["canaries"] for run in runs] for name in names}
+    level = (1 - CONFIDENCE) / len(names)
+    bound = max(
+        best_bound(
+            pooled([[Guesses(**one) for one in run["guesses"]] for run in own[name]]), DELTA, level
+        )
+        for name in names
+    )
+    means = {name: sum(run["auc"] for run in own[name]) / len(runs) for name in names}
+    best = max(names, key=means.__getitem__)
+    return {
+        "method": setting.method,
+        "claim": setting.claim,
+        "less": setting.less,
+        "epsilon": round(setting.epsilon(), 2),
+        "runs": len(runs),
+        "attack": best,
+        "auc": round(means[best], 3),
+        "bound": round(bound, 2),
+        "rings": bound > setting.claim,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| method | claim | noise | runs | best attack | AUC | epsilon at least | |"
+    yield "|---|---:|---|---:|---|---:|---:|---|"
+    for one in rows:
+        less = (
+            "as claimed" if one["less"] == 1 else f"a {one['less']}th: {one['epsilon']:g} in truth"
+        )
+        rings = "**rings**" if one["rings"] else ""
+        yield (
+            f"| {one['method']} | {one['claim']:g} | {less} | {one['runs']} | {one['attack']} | "
+            f"{one['auc']:.3f} | {one['bound']:.2f} | {rings} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for method in given.only:
+        for claim, less in LEVELS:
+            setting = Setting(method, claim, less)
+            runs = [measured(setting, seed, given.out) for seed in range(given.seeds)]
+            rows.append(row(setting, runs))
+            print(json.dumps(rows[-1]), flush=True)
+    (given.out / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    print("\n".join(table(rows)))
+
+
+if __name__ == "__main__":
+    main()

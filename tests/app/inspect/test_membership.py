@@ -1,0 +1,143 @@
+"""Who took part: AUC over users, attacks by text, and when nothing can be told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import mannwhitneyu, norm
+
+from privsyn_flower.app.inspect.attacks import BY_TEXT, NotMeasured
+from privsyn_flower.app.inspect.membership import (
+    auc,
+    auc_interval,
+    contradiction,
+    described,
+    measure,
+    smallest_auc,
+)
+from tests.app.inspect.rigs import people, sentence, texts
+
+
+def test_auc_is_the_share_of_pairs_with_ties_by_half() -> None:
+    rng = np.random.default_rng(0)
+    asked, others = (rng.integers(6, size=n).astype(float) for n in (30, 17))
+    pairs = (asked[:, None] > others).sum() + (asked[:, None] == others).sum() / 2
+    assert auc(asked, others) == pytest.approx(pairs / (30 * 17))
+    assert auc(asked, others) == pytest.approx(mannwhitneyu(asked, others).statistic / (30 * 17))
+    assert auc(asked, asked) == 0.5
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    covered = 0
+    for _ in range(20):
+        found = auc_interval(rng.normal(0, 1, 60), rng.normal(0, 1, 60), rng, resamples=150)
+        covered += found.low <= 0.5 <= found.high
+    assert covered >= 16  # of 20 at 95 %: fewer once in 400
+
+
+def test_smallest_auc_is_found_in_four_of_five_cases() -> None:
+    rng, users = np.random.default_rng(6), 50
+    shift = np.sqrt(2) * norm.ppf(smallest_auc(users, users))  # of two unit normals with that AUC
+    hits = sum(
+        mannwhitneyu(
+            rng.normal(shift, 1, users), rng.normal(0, 1, users), alternative="greater"
+        ).pvalue
+        < 0.05
+        for _ in range(200)
+    )
+    assert 0.7 < hits / 200 < 0.9
+    assert smallest_auc(4, 4) > 1 > smallest_auc(6, 6) and smallest_auc(0, 9) == np.inf
+
+
+def test_too_few_users_are_said_and_no_model_is_loaded() -> None:
+    rng = np.random.default_rng(7)
+    found = measure(texts([sentence(rng)], people("p", 4, rng), people("h", 4, rng)))
+    assert (
+        "attacks" not in found and "4 private and 4 held-out users are too few" in found["missing"]
+    )
+    none = measure(texts([sentence(rng)], people("p", 4, rng)))
+    assert none["missing"].startswith("no held-out users") and "attacks" not in none
+    assert any("not measured" in line for line in described(none))
+
+
+def test_texts_that_both_sides_have_are_left_out_of_both() -> None:
+    rng = np.random.default_rng(8)
+    private, held_out = people("p", 12, rng), people("h", 12, rng)
+    for own in (*private.values(), *held_out.values()):
+        own.append("thank you")
+    found = measure(
+        texts([sentence(rng) for _ in range(9)], private, held_out | {"x": ["thank you"]})
+    )
+    assert found["texts_of_both_left_out"] == 1
+    assert found["users"] == {"private": 12, "held_out": 12}
+    assert any("1 texts that both sides have" in line for line in described(found))
+
+
+def test_copied_text_is_told_by_each_attack_of_texts_and_contradicts_a_claim() -> None:
+    rng = np.random.default_rng(9)
+    private, held_out = people("p", 60, rng), people("h", 60, rng)
+    for side in (private, held_out):
+        for number, own in enumerate(side.values()):
+            own.append(f"call me at {1000 + number + 7000 * (side is held_out)} or so")
+    copied = texts([own[-1] for own in private.values()] + [o[0] for o in private.values()],
+                   private, held_out)  # fmt: skip
+    found = measure(replace(copied, claim=(1.0, 1e-6)))
+    for name in ("nearness", "spans", "values"):
+        assert found["attacks"][name]["auc"][1] > 0.9, name
+    assert found["attacks"]["values"]["disclosed"] == {"private": 60, "held_out": 0}
+    assert found["attacks"]["votes"]["missing"] == "the run published no seeds with votes"
+    # 60 pairs, all right, at a quarter of a third of 5 %, and two users a pair.
+    assert 1.0 < found["epsilon_at_least"]["people"] < 2.5
+    assert "by guessing people" in contradiction(found) and "1 is claimed" in contradiction(found)
+    assert any("THE CLAIM IS WRONG" in line for line in described(found))
+    assert contradiction(measure(replace(copied, claim=(9.0, 1e-6)))) == ""
+    assert contradiction(measure(copied)) == ""  # nothing is claimed
+
+
+def test_honest_text_tells_nothing() -> None:
+    rng, rings = np.random.default_rng(10), 0
+    for _ in range(10):
+        given = texts(
+            [sentence(rng) for _ in range(60)], people("p", 40, rng), people("h", 40, rng)
+        )
+        found = measure(replace(given, claim=(0.5, 1e-6)))
+        rings += bool(contradiction(found))
+    assert rings <= 2  # each at 5 % at most: more once in 80
+
+
+def seeds_of(users: Any, votes: float) -> list[tuple[str, float]]:
+    return [(own[0], votes) for own in users.values()]
+
+
+def test_votes_of_the_nearest_seed_tell_canaries() -> None:
+    rng = np.random.default_rng(11)
+    there, absent = people("c", 40, rng, texts=1), people("a", 40, rng, texts=1)
+    seeds = seeds_of(there, 5.0) + seeds_of(absent, 1.0) + [(sentence(rng), 50.0)]
+    given = replace(texts(["x y z"], {}), seeds=seeds, canaries=(there, absent))
+    found = measure(given)
+    own = found["attacks"]["votes"]["canaries"]
+    assert own["auc"] == 1.0 and own["guesses"][-1] == {
+        "memberships": 80,
+        "number": 80,
+        "correct": 80,
+    }
+    assert found["attacks"]["nearness"]["canaries"]["auc"] == pytest.approx(0.5, abs=0.05)
+    assert found["epsilon_at_least"]["canaries"] > 2 and "people" not in found["epsilon_at_least"]
+    assert any("votes, canaries: AUC 1.000" in line for line in described(found))
+
+
+def test_a_span_that_public_text_has_tells_nothing() -> None:
+    public = ["one two three four five six"]
+    given = texts(["one two three four five six", "nine eight seven"], {}, public=public)
+    score = BY_TEXT["spans"](given)
+    users = {"a": ["one two three four five"], "b": ["x nine eight seven", "y"], "c": ["q"]}
+    assert score(users).tolist() == [0.0, 3.0, 0.0]
+
+
+def test_without_seeds_there_are_no_votes() -> None:
+    with pytest.raises(NotMeasured, match="no seeds with votes"):
+        BY_TEXT["votes"](texts(["a"], {"p": ["b"]}))
