@@ -9,6 +9,7 @@ import contextlib
 import errno
 import glob
 import hashlib
+import logging
 import os
 import shutil
 import stat
@@ -18,6 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+logger = logging.getLogger("privsyn_flower")
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
@@ -181,15 +184,20 @@ def sync_folder(folder: Path) -> None:
 def build_folder(target: Path, fill: Callable[[Path], None], *, result: bool = False) -> Path:
     """`fill` a temporary folder (0700) and rename it to `target`; a reader sees all or nothing.
 
-    Several processes may call at once: one builds, the others wait and find it; what a killed
-    process left of it is removed. result: as of `new_folder`. Returns target.
+    Several processes may call at once: one builds, the others wait and find it; what killed
+    processes left of it is removed, and a warning counts it. result: as of `new_folder`. Returns
+    target.
     """
     if target.is_dir():
         return target
     with locked(target.with_name(target.name + ".lock")):
         # Under the lock nobody else builds: what is left is of a process that was killed.
-        for left in target.parent.glob(f"{glob.escape(_scratch_prefix(target))}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        left = list(target.parent.glob(f"{glob.escape(_scratch_prefix(target))}*"))
+        for folder in left:
+            shutil.rmtree(folder, ignore_errors=True)
+        if left:
+            parts = "an unfinished copy" if len(left) == 1 else f"{len(left)} unfinished copies"
+            logger.warning("removed %s of %s that a killed process left", parts, target.name)
         if not target.exists():
             new_folder(target, fill, result=result)
     return target

@@ -53,7 +53,7 @@ def chats_identity(config: DataConfig) -> dict[str, str]:
     dataset_file()
     found = {f"{PACKAGE} {FILE}": DIGEST} | domain_identity(config)
     if mails := config.public_emails:
-        found[f"e-mails {mails}"] = place_identity(mails, "data.public-emails")
+        found[f"e-mails without addresses {mails}"] = place_identity(mails, "data.public-emails")
     return found
 
 

@@ -6,6 +6,8 @@ its names are only compared. A sender is known by a digest of the address, which
 An e-mail that cannot be read is counted and takes nothing from the others.
 
 Other people's words are theirs: what is quoted, forwarded, or added by a list is not the sender's.
+Public e-mails may be shown and released as they are, so that the addresses in them are replaced;
+private ones stay on their nodes, word for word.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import re
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from email.message import Message
 from email.utils import parseaddr
@@ -36,8 +38,11 @@ from .users import Sample
 UNREADABLE = "an e-mail that cannot be read"
 NOBODY = "an e-mail without a sender's address"
 NO_TEXT = "an e-mail without plain text"
+TOKEN = "[e-mail]"  # in the place of an address in a public e-mail
+REPLACED = f"an address in a public e-mail, replaced by {TOKEN}"
 
 _ADDRESS = re.compile(r"[^@\s<>]+@[^@\s<>]+")
+_ANY_ADDRESS = re.compile(r"[\w.+%=-]{1,64}@[\w.-]{0,254}\w")  # also of a host without a domain
 _END = re.compile(  # what follows is a signature, a list's footer, or somebody else's
     r"--\s*|_{10,}\s*|-{2,} ?(?:original|forwarded) .*|begin forwarded message.*"
     r"|-{5}begin pgp signature.*",
@@ -169,10 +174,17 @@ def emails_identity(config: DataConfig) -> dict[str, str]:
 
 
 def public_mails(config: DataConfig, reading: Reading, left_out: LeftOut) -> list[Group]:
-    """The e-mails of `data.public-emails`, by sender, as public text. Raises DataError."""
+    """The e-mails of `data.public-emails`, by sender, as public text without addresses. Raises
+    DataError."""
     joined = Joined()
     place, key = config.public_emails, "data.public-emails"
-    groups = mail_senders(place, key, config, left_out, joined)
+
+    def without_addresses(text: str) -> str:
+        found, count = _ANY_ADDRESS.subn(TOKEN, text)
+        left_out[REPLACED] += count
+        return found
+
+    groups = mail_senders(place, key, config, left_out, joined, without_addresses)
     reading.progress(joined.summary("public e-mails"))
     return [
         Group(f"{EMAILS}/{group.name}", tuple(replace(s, label=EMAILS) for s in group.samples))
@@ -182,12 +194,17 @@ def public_mails(config: DataConfig, reading: Reading, left_out: LeftOut) -> lis
 
 
 def mail_senders(
-    place: str, key: str, config: DataConfig, left_out: LeftOut, joined: Joined
+    place: str,
+    key: str,
+    config: DataConfig,
+    left_out: LeftOut,
+    joined: Joined,
+    edit: Callable[[str], str] = str,
 ) -> list[Group]:
     """Senders by their digests, with what each of them wrote, by the names of the files.
 
-    place: a folder or a packed tar file, which `key` names. Raises DataError where it cannot be
-    read, holds too much, or no e-mail.
+    place: a folder or a packed tar file, which `key` names. edit: a paragraph -> the one that is
+    taken. Raises DataError where it cannot be read, holds too much, or no e-mail.
     """
     found: list[tuple[str, Mail]] = []
     for name, data in _files(Path(place).expanduser(), f"{place} ({key})", left_out):
@@ -210,7 +227,7 @@ def mail_senders(
         joined["repaired"] += mail.repaired
         sender = own.setdefault(_pseudonym(mail.sender), [])  # whatever the e-mail holds
         if mail.paragraphs is not None:
-            sender += samples_of(mail.paragraphs, config, left_out)
+            sender += samples_of([edit(one) for one in mail.paragraphs], config, left_out)
     joined["people"] = len(own)
     joined["texts"] = sum(map(len, own.values()))
     return [Group(sender, tuple(own[sender])) for sender in sorted(own)]

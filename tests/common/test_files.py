@@ -138,3 +138,17 @@ def test_results_have_the_modes_of_the_umask(tmp_path: Path, umask: int) -> None
     assert sorted(path.name for path in made.iterdir()) == ["inner", "link", "weights"]
     assert mode(outside) == 0o600, "a link leads elsewhere"
     assert (mode(kept), mode(kept / "weights")) == (0o700, 0o600)
+
+
+def test_what_killed_processes_left_is_removed_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, other = tmp_path / "made", tmp_path / ".made2.making-of-another"
+    for left in (tmp_path / ".made.making-a", tmp_path / ".made.making-b", other):
+        (left / "half").mkdir(parents=True)
+    build_folder(target, lambda folder: (folder / "whole").touch())
+    assert "removed 2 unfinished copies of made that a killed process left" in caplog.text
+    assert [path.name for path in target.iterdir()] == ["whole"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        other.name, "made",
+    ]  # fmt: skip

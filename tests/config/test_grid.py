@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from privsyn_flower.app.cli.compare.cells import cells_of
+from privsyn_flower.app.report.summaries import DISTRIBUTED, TRUSTED, trust_of
 from privsyn_flower.config import ConfigError, load_config
 from privsyn_flower.config.grid import load_grid
+from privsyn_flower.server_apps.privacy_plan import statement
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -130,7 +132,7 @@ SHIPPED: list[tuple[str, str, int]] = [
     ("grids/ablation-pretext-lookahead", "papers/pretext-jobs-eps7.58", 2),
     ("grids/ablation-pretext-size", "papers/pretext-jobs-eps7.58", 5),
     ("compare-demo", "", 3 * 3 * 3 + 2 * 3 + 3 * 3),
-    ("compare-chats", "", (1 + 10 * 2) * 3),
+    ("compare-chats", "", (1 + 11 * 2) * 3),
     ("compare-ctcl", "", 5 * 2 * 3),
     ("compare-users", "", 3 * 3 * 2 * 3),
     ("grids/ctcl", "papers/ctcl-pubmed-eps1", 7),
@@ -152,6 +154,20 @@ def test_every_point_of_a_shipped_grid_can_be_run(
         # to choose settings nobody reads the test users
         tuned = path.parent.name == "grids"
         assert (cell.config.evaluation.on == "development") is tuned
+
+
+def test_the_curator_of_the_chats_is_trusted_and_nobody_s_rival(tmp_path: Path) -> None:
+    path = CONFIGS / "compare-chats.toml"
+    cells = cells_of(load_grid(path), path, tmp_path)
+    trust = dict[str, set[str]]()
+    for cell in cells:
+        if cell.method.name in ("central", "dp-fedavg", "dp-ftrl") and cell.config is not None:
+            claim = statement(cell.config)
+            told = trust_of({"threat_model": claim.threat_model})
+            trust.setdefault(cell.method.name, set()).add(told)
+            if cell.method.name == "central":
+                assert claim.samples and claim.epsilon <= cell.config.epsilon, "it is amplified"
+    assert trust == {"central": {TRUSTED}, "dp-ftrl": {TRUSTED}, "dp-fedavg": {DISTRIBUTED}}
 
 
 def test_all_shipped_grids_are_tested() -> None:

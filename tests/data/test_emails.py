@@ -19,13 +19,16 @@ from privsyn_flower.data.emails import (
     NO_FILE,
     NO_TEXT,
     NOBODY,
+    REPLACED,
     UNREADABLE,
     Mail,
     mail_senders,
     own_paragraphs,
+    public_mails,
     read_mail,
 )
 from privsyn_flower.data.findings import LeftOut
+from privsyn_flower.data.groups import Reading
 from privsyn_flower.data.messages import Joined
 
 HAM = "package/data/easy-ham-1"
@@ -140,6 +143,25 @@ def test_what_is_no_archive(tmp_path: Path, data: bytes | None, said: str) -> No
 def test_any_bytes_are_a_mail_or_none(data: bytes) -> None:
     assert isinstance(read_mail(data), Mail) or read_mail(data) in (UNREADABLE, NOBODY)
     assert read_mail(b"From: a@example.org\nContent-Type: multipart/mixed; boundary=x\n\n" + data)
+
+
+def test_public_mails_have_no_addresses_and_private_ones_keep_theirs(tmp_path: Path) -> None:
+    body = (
+        "Write to Bob.Example+tea@mail.example.org, or root@kettle: today\n\n"
+        "tea at 5 @ the café, @bob said so, <ann@example.org>\n"
+    )
+    place = pack(tmp_path / "m.tgz", {f"{HAM}/1": mail("a@example.org", body)})
+    config = DataConfig(source="chats", public_emails=str(place), min_words=4)
+    notes: list[str] = []
+    reading, left_out = Reading(tmp_path, notes.append, None, tmp_path), LeftOut()
+    (group,) = public_mails(config, reading, left_out)
+    assert [sample.text for sample in group.samples] == [
+        "Write to [e-mail], or [e-mail]: today",
+        "tea at 5 @ the café, @bob said so, <[e-mail]>",
+    ]
+    assert left_out[REPLACED] == 3 and "ann" not in "".join(notes)
+    ((kept, _),) = read(place)[0].values()
+    assert "Bob.Example+tea@mail.example.org" in kept
 
 
 def test_what_is_somebody_else_s() -> None:

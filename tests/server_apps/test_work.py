@@ -198,6 +198,30 @@ def test_who_trains_on_the_nodes(method: str, settings: dict[str, Any], sequence
     assert central == (config.aggregation == "plain"), "the nodes say the same of themselves"
 
 
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({"data__source": "chats", "data__sample_words": 12}, 16),
+        ({"data__source": "chats", "data__sample_words": 90}, 64),
+        ({"data__source": "files", "data__path": "/u.jsonl", "data__sample_words": 12}, 64),
+        (
+            {"data__source": "files", "data__path": "/u.jsonl", "data__sample_words": 12,
+             "data__chunk": True}, 16,
+        ),
+    ],
+)  # fmt: skip
+def test_texts_that_are_cut_fill_a_part_of_a_sequence(
+    settings: dict[str, Any], tokens: int
+) -> None:
+    config = configured(method="dp-fedavg", data__users=50, data__samples_per_user=4, **settings)
+    [task] = [task for task in recipe_of(config).work(config) if "local steps" in task.what]
+    assert task.tokens == tokens and config.evaluation.sequence_length == 64
+    measured = stages.scoring(config, "evaluation", 2, 4 * 64)
+    assert (measured.items, measured.tokens) == (50 * 2 * 4, tokens)
+    capped = stages.scoring(config, "evaluation", 2, 64)
+    assert capped.items == 50 * 2 * (64 // tokens), "as many tokens, in shorter sequences"
+
+
 def test_words_are_tokens() -> None:
     assert tokens_of(48) == 64 and tokens_of(48, 60) == 60
 

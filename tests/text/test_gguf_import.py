@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import resource
+import signal
 import stat
 from pathlib import Path
 from typing import Any
@@ -105,9 +108,40 @@ def test_of_two_processes_one_makes_it(file: Path, tmp_path: Path) -> None:
     assert len([path for path in (tmp_path / "models").iterdir() if path.is_dir()]) == 1
 
 
-def test_a_kill_leaves_no_folder(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def _killed(file: Path, cache: Path, at: float) -> None:
+    """An import that the system ends at a step of its progress, or while it writes the weights."""
+
+    def end(stage: str, done: float, *rest: Any) -> None:
+        if done == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif at == 2.5 and done == 2:  # a file's 1,001st byte ends the process
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+
+    import_model(file, cache, WHAT, end)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [0, 1, 2, 2.5, 3])
+def test_a_kill_at_any_step_leaves_nothing_that_is_read(
+    file: Path, tmp_path: Path, at: float, caplog: pytest.LogCaptureFixture
 ) -> None:
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_killed, args=(file, tmp_path, at))
+    process.start()
+    process.join(300)
+    assert process.exitcode == -(signal.SIGXFSZ if at == 2.5 else signal.SIGKILL)
+    (left,) = [path for path in (tmp_path / "models").iterdir() if path.is_dir()]
+    assert left.name.startswith(".own-")
+    folder = import_model(file, tmp_path, WHAT)
+    assert [path for path in (tmp_path / "models").iterdir() if path.is_dir()] == [folder]
+    assert (folder / "model.safetensors").stat().st_size > 2 * 9000
+    assert f"removed an unfinished copy of {folder.name} that a killed process" in caplog.text
+    caplog.clear()
+    assert import_model(file, tmp_path, WHAT) == folder and not caplog.text
+
+
+def test_an_interruption_leaves_no_folder(file: Path, tmp_path: Path) -> None:
     def stop(stage: str, done: float, *rest: Any) -> None:
         if done == 1:
             raise KeyboardInterrupt

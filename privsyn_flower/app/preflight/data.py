@@ -199,7 +199,8 @@ def split_files(config: RunConfig) -> Findings:
 
 
 def long_texts(config: RunConfig) -> Findings:
-    """Texts of files that the embedder reads the beginning of only."""
+    """Texts of files that the embedder reads the beginning of only. Public ones are cut first, as
+    the run cuts them; the users' are as their nodes have them."""
     data, name = config.data, config.models.embedder
     if data.source != "files" or data.chunk or "embedder" not in recipe_of(config).loads(config):
         return
@@ -211,13 +212,16 @@ def long_texts(config: RunConfig) -> Findings:
             seen = _look(place, columns, key) if place else None
         except (DataError, OSError):  # said already
             continue
-        found = seen and longer_than_read(name, seen.texts)
+        texts, cut = seen.texts if seen else [], "cut them with data.chunk = true"
+        if key == "data.public-path":
+            texts, cut = candidates(texts, config), "lower data.sample-words"
+        found = longer_than_read(name, texts)
         if seen and found and found[0]:
-            of = f"{'' if seen.whole else 'the first '}{len(seen.texts):,}"
+            of = f"{'' if seen.whole else 'the first '}{len(texts):,}"
             yield Finding(
                 f"{place} ({key}): {found[0]:,} of {of} texts are longer than the {found[1]} "
-                f"tokens that models.embedder = {name!r} reads of a text: cut them with data.chunk "
-                "= true, or name an embedder of longer texts",
+                f"tokens that models.embedder = {name!r} reads of a text: {cut}, or name an "
+                "embedder of longer texts",
                 fatal=False,
             )
 

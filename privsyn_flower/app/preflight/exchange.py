@@ -15,7 +15,7 @@ from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.methods.stages import Task, scoring, tokens_of
+from privsyn_flower.server_apps.methods.stages import Task, scoring, sequence_tokens, tokens_of
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.evaluation.config import MeasureConfig
 from privsyn_flower.strategies.popri.config import PopriConfig
@@ -105,7 +105,7 @@ def _training(config: RunConfig, machine: Machine) -> Exchange:
         return Exchange(length, bits, down, up, None, None, False, None)
     task = Task(
         "rounds", "", "fine-tuning", config.trained, config.local_steps * training.batch_size,
-        config.evaluation.sequence_length, nodes=True,
+        sequence_tokens(config), nodes=True,
     )  # fmt: skip
     seconds, timed = seconds_of(task, size, machine)
     need = memory_of(task, size, machine.device) + 8 * (length or 0)

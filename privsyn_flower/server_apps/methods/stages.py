@@ -66,6 +66,13 @@ def tokens_of(words: int, most: int = 0) -> int:
     return min(tokens, most) if most else tokens
 
 
+def sequence_tokens(config: RunConfig) -> int:
+    """Tokens of a training sequence that one of the users' texts fills, at most: texts of the
+    demos' sources are cut to data.sample-words, those of files with data.chunk alone."""
+    length, data = config.evaluation.sequence_length, config.data
+    return tokens_of(data.sample_words, length) if data.has_minority or data.chunk else length
+
+
 def embedding(stage: str, what: str, items: int, tokens: int, times: int = 1) -> Task:
     """So many texts to rows."""
     return Task(stage, f"embedding {what}", "embedding", "embedder", items, tokens, times)
@@ -73,8 +80,8 @@ def embedding(stage: str, what: str, items: int, tokens: int, times: int = 1) ->
 
 def scoring(config: RunConfig, stage: str, models: int, tokens: int, times: int = 1) -> Task:
     """So many models on at most so many tokens of every user, where the users' text is."""
-    length = config.evaluation.sequence_length
-    items = config.data.users * models * -(-tokens // length)
+    length, data = sequence_tokens(config), config.data
+    items = data.users * models * -(-min(tokens, data.samples_per_user * length) // length)
     what = "measuring models on the users' text, on their nodes"
     return Task(stage, what, "scoring", "downstream", items, length, times, nodes=True)
 

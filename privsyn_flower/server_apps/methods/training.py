@@ -52,6 +52,7 @@ from privsyn_flower.server_apps.methods.stages import (
     lstms_anew,
     models_to_make,
     scoring,
+    sequence_tokens,
     start_tuning,
 )
 from privsyn_flower.server_apps.models import Models
@@ -371,7 +372,7 @@ def local_steps(config: RunConfig) -> Task:
     return Task(
         "rounds", f"local steps of {whose} on their nodes", "fine-tuning", config.trained,
         round(users * config.local_steps * training.batch_size),
-        config.evaluation.sequence_length, config.rounds, nodes=True,
+        sequence_tokens(config), config.rounds, nodes=True,
     )  # fmt: skip
 
 

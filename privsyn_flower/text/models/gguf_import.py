@@ -1,8 +1,9 @@
 """A language model's GGUF file -> an ordinary transformers folder in the cache, once.
 
 Weights are dequantized and kept in bfloat16. A folder appears at once and whole, and carries the
-file's sha256 in its name: a call that was killed is made again by the next one, of several
-processes one converts and the others wait, and a folder that is there is used.
+file's sha256 in its name: of several processes one converts and the others wait, and a folder that
+is there is used. A conversion takes half a minute, so that a killed one is not continued: nothing
+of it is ever read, and the next call removes it, says so, and begins anew.
 """
 
 from __future__ import annotations

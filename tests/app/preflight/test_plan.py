@@ -259,5 +259,13 @@ def test_texts_longer_than_the_embedder_reads_are_counted(place: Path) -> None:
     config = absolute_paths(load_config(place / "run.toml"), place / "run")
     assert list(long_texts(config)) == []  # n-grams are of the whole text
     models = config.models.model_copy(update={"embedder": "minilm"})
-    [found] = long_texts(config.model_copy(update={"models": models}))
+    config = config.model_copy(update={"models": models})
+    [found] = long_texts(config)
     assert not found.fatal and "7 of 60 texts are longer than the 256 tokens" in found.text
+    assert "data.chunk = true" in found.text
+    # Public texts are read as the run cuts them.
+    (place / "public.jsonl").write_text((place / "users.jsonl").read_text())
+    assert [one.text for one in long_texts(config)] == [found.text]
+    data = config.data.model_copy(update={"sample_words": 300})
+    _, cut = long_texts(config.model_copy(update={"data": data}))
+    assert "data.public-path" in cut.text and "lower data.sample-words" in cut.text

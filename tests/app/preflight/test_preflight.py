@@ -34,6 +34,7 @@ from privsyn_flower.server_apps import readiness
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine.session import trusted_noise
 from tests.conftest import config_ledger, sentences
+from tests.rigs.docs import blocks
 from tests.rigs.languages import FOREIGN
 from tests.rigs.preflight_preflight import (
     place,  # noqa: F401
@@ -608,3 +609,35 @@ def test_the_plan_says_what_of_the_users_text_is_no_sample(tmp_path: Path) -> No
     ]
     real = RunConfig.model_validate({"data": data | {"path": ""}})
     assert [finding.fatal for finding in private_file(real)] == [False]
+
+
+def test_the_small_run_on_your_own_text_starts_as_the_page_has_it(run: Run, place: Path) -> None:
+    """Thirty users with three texts each, and 132 public texts: one text less than the pool and
+    validation need, and it is refused."""
+    texts = sentences(90 + 132, 1)
+    write(place / "users.jsonl", [{"user_id": n % 30, "text": texts[n]} for n in range(90)])
+    small = next(code for _, code in blocks("toml") if "users = 30\n" in code)
+    config = tomllib.loads(small)
+    (place / "run.toml").write_text(small)
+    write(place / "public.jsonl", [{"text": text} for text in texts[90:]])
+    assert run("models.generator=small").exit_code == 0
+    needed = config["data"]["public-pool"] + config["data"]["public-validation"]
+    write(place / "public.jsonl", [{"text": text} for text in texts[90 : 90 + needed - 1]])
+    (error,) = errors(run("models.generator=small"))
+    assert f"has {needed - 1} texts" in error
+
+
+def test_the_front_page_says_how_much_public_text_its_run_needs(run: Run, place: Path) -> None:
+    code = next(code for name, code in blocks("toml") if name.startswith("README"))
+    (place / "run.toml").write_text(code)
+    users = [{"user_id": n, "text": text} for n, text in enumerate(sentences(1000, 2))]
+    write(place / "users.jsonl", users)
+    told = re.search(r"# ([\d,]+) texts", code)
+    assert told, "the comment of public-path"
+    needed = int(told[1].replace(",", ""))
+    texts = [{"text": f"{text} {n}"} for n, text in enumerate(sentences(needed, 3))]
+    write(place / "public.jsonl", texts[1:])
+    (error,) = errors(run("models.generator=small"))
+    assert f"has {needed - 1} texts" in error
+    write(place / "public.jsonl", texts)
+    assert run("models.generator=small").exit_code == 0

@@ -7,14 +7,15 @@ resume when it is called again.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from privsyn_flower.app.cli.compare.figures import draw
 from privsyn_flower.app.cli.compare.tables import differences_csv, markdown, runs_csv, table_csv
 from privsyn_flower.app.cli.outcome import ENDED_EARLY, NO_BENCHMARK, NOT_USABLE, tell
 from privsyn_flower.app.local.processes import end_group, spawn, stoppable
-from privsyn_flower.common.files import locked, private_folder, write_atomic
+from privsyn_flower.common.files import LockTaken, file_lock, private_folder, write_atomic
 from privsyn_flower.config import ConfigError, Scalar
 from privsyn_flower.config.grid import GridConfig, load_grid
 
@@ -165,7 +166,7 @@ def compare_command(
     _check_names(only, grid, path)
     # Its runs show private text (`benchmark`): the owner alone may look.
     private_folder(folder)
-    with locked(folder / ".lock"):
+    with _alone(folder):
         stored = load_pairs(place(grid, path))
         outcomes = [look(cell) for cell in cells]
         try:
@@ -178,6 +179,18 @@ def compare_command(
         pairs = write(grid, outcomes, folder, f"privsyn compare {path}", stored)
         keep_pairs(pairs, stored, place(grid, path))
     return folder, outcomes
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder; where another process does, say which, and wait for it."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(file_lock(folder / ".lock"))
+        except LockTaken as taken:
+            tell(f"{folder} is in use by process {taken.owner}: waiting until that ends")
+            held.enter_context(file_lock(folder / ".lock", patience=math.inf))
+        yield
 
 
 def _check_names(only: Collection[str], grid: GridConfig, path: Path) -> None:

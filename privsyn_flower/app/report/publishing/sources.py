@@ -59,7 +59,10 @@ def private_text(config: RunConfig) -> str:
             "so that a public model may have read them; they played the private text"
         )
     if config.data.source == "emails":
-        return "e-mails of SpamAssassin's corpus, public since 2002, which played the private text"
+        return (
+            "e-mails of SpamAssassin's corpus, public since 2002, so that a public model may have "
+            "read them; they played the private text"
+        )
     if config.data.source.startswith(HUB):
         name = config.data.source.removeprefix(HUB)
         return f"the data set {_on_the_hub(name, 'datasets/')}, which played the private text"

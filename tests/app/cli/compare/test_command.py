@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from privsyn_flower.app.cli.compare import command
 from privsyn_flower.app.cli.compare.cells import CELL_CONFIG, NOTE, cells_of, look
 from privsyn_flower.app.cli.compare.command import compare_command, failures, left_out
 from privsyn_flower.app.cli.main import app
@@ -57,6 +58,38 @@ def test_a_grid_is_run_once_and_written(
     assert len(rows(out, "runs.csv")) == 9
     compare_command(grid, out=out, program=stand_in)
     assert len(calls()) == 9  # nothing was missing
+
+
+HOLDS = """
+import select, sys
+from pathlib import Path
+from privsyn_flower.common.files import file_lock
+with file_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    select.select([sys.stdin], [], [], 60)
+"""
+
+
+def test_who_holds_the_folder_is_named_and_waited_for(
+    grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr(command, "draw", lambda *_: [])
+    told: list[str] = []
+    program = [sys.executable, "-c", HOLDS, str(out / ".lock")]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+
+        def release(line: str) -> None:
+            told.append(line)
+            assert holder.poll() is None and not (out / "table.md").exists()
+            holder.kill()
+
+        monkeypatch.setattr(command, "tell", release)
+        compare_command(grid, out=out, run=False)
+    assert told == [f"{out} is in use by process {holder.pid}: waiting until that ends"]
+    assert (out / "table.md").is_file()
 
 
 @pytest.mark.slow

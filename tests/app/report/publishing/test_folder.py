@@ -16,6 +16,7 @@ from privsyn_flower.app.report.guarantee import CARRIES
 from privsyn_flower.app.report.publishing.card import NOTHING_CLAIMED, TAG, Facts
 from privsyn_flower.app.report.publishing.folder import publish
 from privsyn_flower.app.report.publishing.product import SPLIT, PublishError, read_product
+from privsyn_flower.server_apps.methods import recipe_of
 from tests.app.report.pages import QUALITY
 from tests.app.report.publishing.runs import BENCHMARK, FIGURE, ROWS, SECRET, make_run
 
@@ -90,6 +91,24 @@ def test_the_card_of_a_data_set(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert told in card.text, told
     assert NOTHING_CLAIMED not in card.text
+
+
+@pytest.mark.parametrize(
+    ("source", "since"), [("chats", "public since 2019"), ("emails", "public since 2002")]
+)
+def test_the_card_says_that_the_writer_may_have_read_what_is_public(
+    tmp_path: Path, source: str, since: str
+) -> None:
+    flat = {"data.source": source, "models.generator": "smollm2", "expand.samples": 5}
+    if source == "emails":
+        flat["data.path"] = str(tmp_path / "mails")
+    run = make_run(tmp_path / "run", summary={"quality": QUALITY}, **flat)
+    loaded = recipe_of(read_product(run).config).loads(read_product(run).config)
+    card = (published(run, tmp_path / "out", Facts(loaded)) / "README.md").read_text()
+    assert f"{since}, so that a public model may have read them" in card
+    assert "- `generator`: SmolLM2-135M-Instruct (`smollm2`), 134.5 million parameters" in card
+    assert "written by smollm2 (134.5 million parameters)" in card
+    assert str(tmp_path) not in card
 
 
 def test_the_card_says_what_was_checked_and_no_figure_of_a_benchmark(tmp_path: Path) -> None:
