@@ -121,8 +121,8 @@ def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Messa
         node_id=context.node_id,
         weight=node.facts.weight,
         identity=identity(node.cache),
-        trust=lambda cohort: trust(cohort, node),
-        accept=lambda cohort, listed: enough(cohort, listed, node),
+        trust=lambda cohort: check_peers(cohort, node),
+        accept=lambda cohort, listed: check_survivors(cohort, listed, node),
         vector=vector,
         once=lambda stage, s: node.records.mark_stage(stage, s.run, s.query, s.round, s.attempt),
     )
@@ -182,7 +182,7 @@ def _check(
         check_work(node.policy, kind.tokens(query))
 
 
-def trust(cohort: Cohort, node: Node) -> None:
+def check_peers(cohort: Cohort, node: Node) -> None:
     """Raises unless this node joins such a sum: by its policy, and by whose keys these are.
 
     With a roster every member must be on it, with that key and weight. Without one, both are
@@ -190,7 +190,7 @@ def trust(cohort: Cohort, node: Node) -> None:
     """
     if node.policy is None:
         return
-    enough(cohort, [True] * len(cohort.members), node)
+    check_survivors(cohort, [True] * len(cohort.members), node)
     if node.policy.roster:
         roster = load_roster(node.policy.roster_path)
         for member in cohort.members:
@@ -202,8 +202,8 @@ def trust(cohort: Cohort, node: Node) -> None:
             logger.info("trusted on first use: the keys and weights of %d nodes", new)
 
 
-def enough(cohort: Cohort, listed: list[bool], node: Node) -> None:
-    """Whether those of the cohort who are left are enough for this node's policy."""
+def check_survivors(cohort: Cohort, listed: list[bool], node: Node) -> None:
+    """Raises unless those of the cohort who are left are enough for this node's policy."""
     if node.policy is None:
         return
     check_cohort(

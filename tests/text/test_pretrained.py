@@ -55,3 +55,14 @@ def test_bfloat16_is_for_weights_kept_so_where_it_is_fast(
     assert str(found.dtype) == f"torch.{wanted}"
     asked = load_model("AutoModelForCausalLM", tmp_path, "models.generator", "cpu", "float32")
     assert str(asked.dtype) == "torch.float32"
+
+
+def test_no_progress_bar_of_the_library_is_drawn(
+    causal_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import transformers
+
+    transformers.logging.enable_progress_bar()
+    load_model("AutoModelForCausalLM", causal_folder, "models.generator", "cpu", "float32")
+    assert "Loading" not in capfd.readouterr().err
+    assert transformers.logging.is_progress_bar_enabled()

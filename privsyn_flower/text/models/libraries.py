@@ -61,23 +61,31 @@ def one_device(config: Any) -> Any:
 
 
 @contextmanager
+def without_bars() -> Iterator[None]:
+    """No progress bars of transformers, which write over ours; put back as they were."""
+    bars = transformers.logging.is_progress_bar_enabled()
+    try:
+        transformers.logging.disable_progress_bar()
+        yield
+    finally:
+        if bars:
+            transformers.logging.enable_progress_bar()
+
+
+@contextmanager
 def quiet() -> Iterator[None]:
     """Errors only from the model libraries; their settings are put back."""
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     levels = [logger.level for logger in loggers]
     verbosity = transformers.logging.get_verbosity()
-    bars = transformers.logging.is_progress_bar_enabled()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_bars():
         warnings.simplefilter("ignore")
         try:
             for logger in loggers:
                 logger.setLevel(logging.ERROR)
             transformers.logging.set_verbosity_error()
-            transformers.logging.disable_progress_bar()
             yield
         finally:
             transformers.logging.set_verbosity(verbosity)
-            if bars:
-                transformers.logging.enable_progress_bar()
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)

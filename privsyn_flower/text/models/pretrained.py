@@ -203,6 +203,7 @@ def load_model(
     import torch
 
     from privsyn_flower.text.models.devices import multiplies_bfloat16
+    from privsyn_flower.text.models.libraries import without_bars
 
     source = str(local_folder(name, key) or name)
     config = model_config(name, key)
@@ -214,10 +215,11 @@ def load_model(
     try:
         if kind == CAUSAL and getattr(config, "is_decoder", None) is False:
             config.is_decoder = True  # else BERT and its like read the token they are to predict
-        model = auto_model(kind).from_pretrained(
-            source, config=config, dtype=getattr(torch, wanted), trust_remote_code=False,
-            use_safetensors=True if safetensors else None,
-        )  # fmt: skip
+        with without_bars():
+            model = auto_model(kind).from_pretrained(
+                source, config=config, dtype=getattr(torch, wanted), trust_remote_code=False,
+                use_safetensors=True if safetensors else None,
+            )  # fmt: skip
     except Exception as error:
         raise _unavailable(source, key, error) from error
     return model.eval().requires_grad_(False).to(device)
