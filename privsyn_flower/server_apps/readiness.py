@@ -3,8 +3,7 @@
 A charge cannot be taken back. So whatever only the result needs (the model that writes it, the one
 that is trained on the releases, their server, device, libraries and disk) is looked for or used
 once before anybody is asked. `faults` is shared by `privsyn plan`, `privsyn run` and the ServerApp;
-`try_run` loads models, which the ServerApp alone does: it keeps them. `notes` is what a run on
-somebody's own text must be told of the models that write for it.
+`try_run` loads models, which the ServerApp alone does: it keeps them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from privsyn_flower.text.tiny.assets import embedded
 
 if TYPE_CHECKING:
     from privsyn_flower.server_apps.methods.recipe import Recipe
-from privsyn_flower.text.models.packaged import INSTALL, SMOLLM2
 
 ADAPTING = ("torch", "transformers", "peft", "trl", "datasets")  # to fine-tune a generator
 TOO_LITTLE = 2**26  # bytes of disk that not even a miniature gets by with
@@ -150,35 +148,3 @@ def used_models(config: RunConfig) -> dict[str, str]:
     """kind -> name of the models that the run will load."""
     used = recipe_of(config).loads(config) | ({"downstream"} if config.benchmark else set())
     return {kind: getattr(config.models, kind) for kind in ModelsConfig.kinds if kind in used}
-
-
-WRITER = SMOLLM2.name  # a generator that can write English
-WRITER_MODULES = (SMOLLM2.module, "gguf")  # its weights, and what reads them
-
-
-def notes(config: RunConfig) -> list[str]:
-    """For plan, terminal and report, a line each: the text will be no text like the users'.
-
-    The models that come with the package have read docstrings, which only the demos learn.
-    """
-    if config.data.source == "docstrings":
-        return []
-    used = used_models(config)
-    kinds = [kind for kind in ("generator", "conditional") if embedded(kind, used.get(kind, ""))]
-    found = [
-        f"models.{kind} = {used[kind]!r} is a very small model of English docstrings: it writes "
-        f"fragments like them, and no text like your users'. {_way_out(kind)}"
-        for kind in kinds
-    ]
-    if config.seeds_alone and not config.expand.samples:
-        found.append(
-            "expand.samples = 0: the result is the seeds, texts that the votes pick among the "
-            f"candidates (seeds.jsonl), because models.generator = {config.models.generator!r} "
-            f"would write fragments of English docstrings. {_way_out('generator')}"
-        )
-    return found
-
-
-def _way_out(kind: str) -> str:
-    own = f"{INSTALL} and set models.generator = '{WRITER}' (English), or "
-    return f"To have real text: {own * (kind == 'generator')}name the folder of any causal model"

@@ -9,7 +9,7 @@ import pytest
 from privsyn_flower.app.report.summaries import verdict_lines
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import RunConfig
-from privsyn_flower.server_apps.readiness import notes
+from privsyn_flower.server_apps.notes import notes
 from privsyn_flower.text.models.packaged import INSTALL
 
 OWN = {"data.source": "files", "data.path": "/users.jsonl", "data.public-path": "/public.jsonl"}
@@ -60,3 +60,10 @@ def test_the_report_has_them() -> None:
     }  # fmt: skip
     assert verdict_lines(summary) == ["note: it writes fragments"]
     assert "- pretext, epsilon 1: note: it writes fragments" in report([summary])
+
+
+def test_a_run_with_canaries_says_that_it_is_an_audit() -> None:
+    flat = {"data.source": "docstrings", "benchmark": True, "data.users": 40, "data.canaries": 12}
+    (told,) = notes(RunConfig.from_flat(flat))
+    assert told.startswith("12 of the 40 users are made up for an audit (data.canaries)")
+    assert notes(RunConfig.from_flat(flat | {"data.canaries": 0})) == []
