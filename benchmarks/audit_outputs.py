@@ -39,23 +39,20 @@ COMMON: dict[str, Any] = {
     "evaluation.controls": "",
     "evaluation.steps": 4,
     "evaluation.learning-rates": "1e-3",
-    "evaluation.sequence-length": 48,
+    "evaluation.sequence-length": 64,
 }
 TRAINING = {
     "rounds": 4,
     "training.parameters": "full",
     "training.max-steps": 16,
     "training.learning-rate": 0.5,
-    "training.clip-norm": 5.0,
+    "training.clip-norm": 1.0,
 }
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "pretext": ("test.toml", {"pretext.population": 400}),
     "pe": ("test.toml", {"method": "pe", "pe.population": 400, "pe.variation": "retrieval"}),
     "popri": ("popri-test.toml", {}),
-    "ctcl": (
-        "ctcl-test.toml",
-        {**TRAINING, "rounds": 8, "training.clip-norm": 3.0, "evaluation.sequence-length": 96},
-    ),
+    "ctcl": ("ctcl-test.toml", {**TRAINING, "evaluation.sequence-length": 96}),
     "dp-fedavg": ("dp-fedavg-test.toml", {**TRAINING, "training.evaluate": False}),
     "dp-ftrl": ("dp-ftrl-test.toml", {**TRAINING, "training.layers": ""}),
 }

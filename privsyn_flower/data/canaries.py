@@ -24,7 +24,7 @@ from privsyn_flower.config import DataConfig
 from .groups import Group
 from .users import Sample
 
-PREFIX, SUFFIX = 12, 8  # words, or characters of a script without spaces
+PREFIX, SUFFIX = 24, 6  # words, or characters of a script without spaces
 FILE = "canaries.json"  # of a prepared folder
 
 

@@ -32,7 +32,7 @@ from .text_files import place_name
 from .users import Sample, Tell, texts_of
 from .values import label_of
 
-LAYOUT = 4  # raise it when the folder's content or the rules that fill it change
+LAYOUT = 5  # raise it when the folder's content or the rules that fill it change
 
 TABLES = ("private", "test", "development", "public", "public_validation")
 SKIPPED = "skipped.txt"  # what was left out of private rows, PRIVATE

@@ -12,7 +12,8 @@ from privsyn_flower.config import DataConfig, RunConfig
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.canaries import PREFIX, SUFFIX, canaries
 
-POOL = [f"text {i} has some words of its own and the number {i} at its end" for i in range(50)]
+LONG = " and so on and on, as such texts do when nobody stops them in time"
+POOL = [f"text {i} has some words of its own and the number {i} in it{LONG}" for i in range(50)]
 FLAT = {
     "data.source": "docstrings",
     "data.private-packages": "rich",
@@ -53,7 +54,9 @@ def test_coins_are_fair_and_each_canarys_own() -> None:
 
 
 def test_a_script_without_spaces_is_cut_by_characters() -> None:
-    texts = [f"我们今天去公园散步然后回家吃饭看电视{chr(0x4E00 + i)}" for i in range(9)]
+    texts = [
+        f"{chr(0x4E00 + i)}我们今天去公园散步然后回家吃饭看电视再睡觉了吧好的" for i in range(9)
+    ]
     (made,) = canaries(texts, DataConfig(users=9, canaries=1))
     assert len(made.text) == PREFIX + SUFFIX and " " not in made.text
 

@@ -66,13 +66,14 @@ def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
 
 
 def _attacks(texts: Texts, progress: Progress) -> Iterator[tuple[str, Attack]]:
-    from privsyn_flower.app.inspect import losses
+    from privsyn_flower.app.inspect import auxiliary, trained
 
     if texts.published:
         for name, by_text in BY_TEXT.items():
             yield name, lambda by_text=by_text: by_text(texts)  # type: ignore[misc]
-    yield "auxiliary model", lambda: losses.auxiliary(texts, progress)
-    yield "trained model", lambda: losses.trained(texts, progress)
+    yield "auxiliary model", lambda: auxiliary.auxiliary(texts, progress)
+    yield "loss", lambda: trained.loss(texts, progress)
+    yield "update", lambda: trained.update(texts, progress)
 
 
 def _people(texts: Texts, figures: dict[str, Any]) -> tuple[Users, Users] | None:

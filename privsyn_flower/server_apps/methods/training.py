@@ -25,7 +25,6 @@ from privsyn_flower.evaluation.drawing import draw_curve
 from privsyn_flower.evaluation.public import export_model, public_start
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.planning import evaluation_phases
-from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import noise_updates
@@ -152,7 +151,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
 
     def __init__(self, run: RunContext, models: Models) -> None:
         super().__init__(run, models)
-        self.options = _options(self.config)
+        self.options = dict(local_training(self.config).to_options())
 
     # Before the rounds -------------------------------------------------------------------
 
@@ -382,11 +381,11 @@ def _evaluations(config: RunConfig) -> list[Task]:
     return [scoring(config, "evaluation", 2, tokens, times)] if times else []
 
 
-def _options(config: RunConfig) -> dict[str, OptionValue]:
-    """What travels with a question about the local training, but for what is trained."""
+def local_training(config: RunConfig) -> LocalTraining:
+    """One user's steps on a device, but for what is trained. Raises ConfigError."""
     training = config.training
     try:
-        local = LocalTraining(
+        return LocalTraining(
             optimizer=training.optimizer,
             learning_rate=training.learning_rate,
             momentum=training.momentum,
@@ -399,4 +398,3 @@ def _options(config: RunConfig) -> dict[str, OptionValue]:
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return dict(local.to_options())

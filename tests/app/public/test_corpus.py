@@ -422,7 +422,8 @@ def test_a_server_that_goes_away_ends_a_stage_that_goes_on_later(
     filter_texts(config, opened(up))
     again = up.prompts()
     answered = {prompt for prompt in asked if "number 2" not in prompt}
-    assert not answered & set(again) and len(again) == len(set(again))
+    # The other request of the two at once may have been under way when the stage ended.
+    assert len(answered & set(again)) <= 1 and len(again) == len(set(again))
     texts = [line["text"] for line in rows(tmp_path / "corpus/filter.jsonl")]
     state = read_state(tmp_path / "corpus", "filter")
     assert state is not None and state["open"] == []

@@ -1,7 +1,8 @@
-"""Loss-based attacks: a model that learned people's texts knows them better than others'."""
+"""Attacks by models: one that learned people's texts knows them, and moved their way."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 from privsyn_flower.app.inspect.attacks import NotMeasured
-from privsyn_flower.app.inspect.losses import auxiliary, trained
+from privsyn_flower.app.inspect.auxiliary import auxiliary
 from privsyn_flower.app.inspect.membership import auc, measure
 from privsyn_flower.app.inspect.texts import Texts, read_texts
+from privsyn_flower.app.inspect.trained import loss, update
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.tuning import Tuning
@@ -85,18 +87,30 @@ def test_a_trained_model_knows_who_taught_it(
     made = given([], private, held_out, method=method, **flat)
     assert made.run is not None
     folder = made.run[0]
-    with pytest.raises(NotMeasured, match="trained no model"):
-        trained(made)
+    for attack in (loss, update):
+        with pytest.raises(NotMeasured, match="trained no model"):
+            attack(made)
     learned(causal_folder, [text for own in private.values() for text in own], folder / "model")
     if method == "dp-fedavg":
         with pytest.raises(NotMeasured, match="began with is not there"):
-            trained(made)
+            loss(made)
         remember_start(RunFolder(folder), causal_folder)
-    score = trained(made)
-    assert auc(score(private), score(held_out)) > 0.95
+    for attack, least in ((loss, 0.95), (update, 0.7)):  # AdamW's steps are not along gradients
+        score = attack(made)
+        assert auc(score(private), score(held_out)) > least, attack
+        assert np.isfinite(score({"none": [""]})).all()
     found = measure(made)
-    assert found["attacks"]["trained model"]["auc"][1] > 0.6 and "nearness" not in found["attacks"]
+    assert found["attacks"]["loss"]["auc"][1] > 0.6 and "nearness" not in found["attacks"]
     assert "wrote no text" in found["attacks"]["auxiliary model"]["missing"]
+
+
+def test_a_model_that_did_not_move_tells_nothing(given: Given, causal_folder: Path) -> None:
+    made = given([], *people_of(6), method="dp-fedavg")
+    assert made.run is not None
+    shutil.copytree(causal_folder, made.run[0] / "model")
+    remember_start(RunFolder(made.run[0]), causal_folder)
+    with pytest.raises(NotMeasured, match="is the one that its training began with"):
+        update(made)
 
 
 def test_a_model_that_is_not_at_hand_is_said(given: Given) -> None:

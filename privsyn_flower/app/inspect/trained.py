@@ -1,0 +1,126 @@
+"""Membership attacks on a model that a run trained on its users (DP-FedAvg, DP-FTRL, CTCL).
+
+loss: how much better it knows a user's texts than the model that its training began with. update:
+how far it moved the way that a user's own texts would move it, which against noise of the same size
+in every direction is the best that can be known of one round's sum (Andrew et al. 2024, arXiv
+2302.03098, with the update that the user's own device would send in the place of a random one).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from privsyn_flower.app.inspect.attacks import NotMeasured, Scores
+from privsyn_flower.app.inspect.auxiliary import base_of, gains, run_of
+from privsyn_flower.app.inspect.texts import Texts, Users
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.randomness import seeded
+from privsyn_flower.config import RunConfig
+from privsyn_flower.evaluation.public import downstream_of
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.methods.proximity import start_of
+from privsyn_flower.server_apps.methods.training import local_training
+from privsyn_flower.strategies.ctcl.config import CtclConfig
+from privsyn_flower.strategies.synthesis.topic_writing import MODEL, TOPICS
+from privsyn_flower.text.conditions import Pair
+from privsyn_flower.text.models.lm_metrics import Scorer, load_scorer
+from privsyn_flower.text.models.parameters import read_model
+from privsyn_flower.text.protocols import Embedder
+from privsyn_flower.text.topics import load_topics
+from privsyn_flower.training.conditions import Conditions
+from privsyn_flower.training.low_rank import initial_parameters
+from privsyn_flower.training.models import CausalLM
+
+Read = tuple[Sequence[str], Sequence[str] | None]  # texts, and what each is conditioned on
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's model beside the one that it began with. asked: CTCL's conditions, which the run's
+    public topics make; None for texts by themselves."""
+
+    config: RunConfig
+    start: Path
+    model: Path
+    asked: Conditions | None
+    embedder: Callable[[], Embedder]
+
+    def read(self, users: Users) -> Iterator[Read]:
+        """Each user's texts as a node reads them."""
+        if self.asked is None:
+            yield from ((own, None) for own in users.values())
+            return
+        rows = self.embedder().embed([text for own in users.values() for text in own])
+        parts = np.split(rows, np.cumsum([len(own) for own in users.values()])[:-1])
+        for own, part in zip(users.values(), parts, strict=True):
+            yield self.asked.pairs(own, part)
+
+
+def trained_of(texts: Texts, progress: Progress) -> Trained:
+    """What the run trained. Raises NotMeasured."""
+    folder, config = run_of(texts)
+    if not (folder / MODEL).is_dir() or not config.updates:
+        raise NotMeasured("the run trained no model on its users")
+    if config.trains:
+        start = start_of(RunFolder(folder))
+        if start is None:
+            raise NotMeasured("the model that the training began with is not there any more")
+        return Trained(config, start, folder / MODEL, None, texts.load_embedder)
+    own, start = config[CtclConfig], base_of(config, folder, "conditional", progress)
+    by_topic = (folder / TOPICS).is_dir()
+    topics = load_topics(folder / TOPICS, texts.load_embedder().fingerprint) if by_topic else None
+    asked = Conditions(topics, own.document_type, tuple(config.classes), own.max_source)
+    return Trained(config, start, folder / MODEL, asked, texts.load_embedder)
+
+
+def loss(texts: Texts, progress: Progress = silent) -> Scores:
+    """Nats a token by which the run's model knows a user's texts better; 0 without tokens."""
+    own = trained_of(texts, progress)
+    if own.asked is None:
+        return gains(downstream_of(own.config, own.start), downstream_of(own.config, own.model))
+    device, source = own.config.models.device, own.asked.max_source
+    before, after = Scorer(own.start, device), Scorer(own.model, device)
+    length = own.config.evaluation.sequence_length
+
+    def gain(kept: Sequence[str], told: Sequence[str] | None) -> float:
+        pairs = [Pair(*one) for one in zip(told or (), kept, strict=True)]
+        rows = before.encode_pairs(pairs, length=length, max_source=source)
+        return before.mean_loss(rows) - after.mean_loss(rows) if rows else 0.0
+
+    return lambda users: np.array([gain(*one) for one in own.read(users)])
+
+
+def update(texts: Texts, progress: Progress = silent) -> Scores:
+    """The cosine of the model's whole change with the change that a user's local steps make at the
+    start; 0 without text."""
+    own = trained_of(texts, progress)
+    new = read_model(own.model, own.start)
+    if not new:
+        raise NotMeasured("the run's model is the one that its training began with")
+    whole = initial_parameters(own.start, "full")
+    local = local_training(own.config)
+    source = own.asked.max_source if own.asked else 0
+
+    def score(users: Users) -> F64:
+        scorer = load_scorer(own.start, own.config.models.device)
+        with CausalLM(scorer).load({name: whole[name] for name in new}) as model:
+            moved = model.layout.flatten(new) - model.layout.flatten(whole)
+            moved /= np.linalg.norm(moved)
+            teach = functools.partial(model.train, options=local, max_source=source)
+            cosines = np.zeros(len(users))
+            for place, (kept, told) in enumerate(own.read(users)):
+                progress("users' own updates", place, len(users))
+                change = teach(kept, rng=seeded(0, f"inspect {place}"), conditions=told)
+                size = 0.0 if change is None else float(np.linalg.norm(change))
+                if change is not None and size > 0:
+                    cosines[place] = float(change @ moved) / size
+            progress("users' own updates", len(users), len(users))
+        return cosines
+
+    return score
