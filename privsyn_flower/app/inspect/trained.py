@@ -42,24 +42,24 @@ Read = tuple[Sequence[str], Sequence[str] | None]  # texts, and what each is con
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's model beside the one that it began with. asked: CTCL's conditions, which the run's
+    """A run's model beside the one that it began with. conditions: CTCL's, which the run's
     public topics make; None for texts by themselves."""
 
     config: RunConfig
     start: Path
     model: Path
-    asked: Conditions | None
+    conditions: Conditions | None
     embedder: Callable[[], Embedder]
 
     def read(self, users: Users) -> Iterator[Read]:
         """Each user's texts as a node reads them."""
-        if self.asked is None:
+        if self.conditions is None:
             yield from ((own, None) for own in users.values())
             return
         rows = self.embedder().embed([text for own in users.values() for text in own])
         parts = np.split(rows, np.cumsum([len(own) for own in users.values()])[:-1])
         for own, part in zip(users.values(), parts, strict=True):
-            yield self.asked.pairs(own, part)
+            yield self.conditions.pairs(own, part)
 
 
 def trained_of(texts: Texts, progress: Progress) -> Trained:
@@ -75,21 +75,21 @@ def trained_of(texts: Texts, progress: Progress) -> Trained:
     own, start = config[CtclConfig], base_of(config, folder, "conditional", progress)
     by_topic = (folder / TOPICS).is_dir()
     topics = load_topics(folder / TOPICS, texts.load_embedder().fingerprint) if by_topic else None
-    asked = Conditions(topics, own.document_type, tuple(config.classes), own.max_source)
-    return Trained(config, start, folder / MODEL, asked, texts.load_embedder)
+    conditions = Conditions(topics, own.document_type, tuple(config.classes), own.max_source)
+    return Trained(config, start, folder / MODEL, conditions, texts.load_embedder)
 
 
 def loss(texts: Texts, progress: Progress = silent) -> Scores:
     """Nats a token by which the run's model knows a user's texts better; 0 without tokens."""
     own = trained_of(texts, progress)
-    if own.asked is None:
+    if own.conditions is None:
         return gains(downstream_of(own.config, own.start), downstream_of(own.config, own.model))
-    device, source = own.config.models.device, own.asked.max_source
+    device, source = own.config.models.device, own.conditions.max_source
     before, after = Scorer(own.start, device), Scorer(own.model, device)
     length = own.config.evaluation.sequence_length
 
-    def gain(kept: Sequence[str], told: Sequence[str] | None) -> float:
-        pairs = [Pair(*one) for one in zip(told or (), kept, strict=True)]
+    def gain(texts: Sequence[str], conditions: Sequence[str] | None) -> float:
+        pairs = [Pair(*one) for one in zip(conditions or (), texts, strict=True)]
         rows = before.encode_pairs(pairs, length=length, max_source=source)
         return before.mean_loss(rows) - after.mean_loss(rows) if rows else 0.0
 
@@ -105,7 +105,7 @@ def update(texts: Texts, progress: Progress = silent) -> Scores:
         raise NotMeasured("the run's model is the one that its training began with")
     whole = initial_parameters(own.start, "full")
     local = local_training(own.config)
-    source = own.asked.max_source if own.asked else 0
+    source = own.conditions.max_source if own.conditions else 0
 
     def score(users: Users) -> F64:
         scorer = load_scorer(own.start, own.config.models.device)
@@ -114,9 +114,10 @@ def update(texts: Texts, progress: Progress = silent) -> Scores:
             moved /= np.linalg.norm(moved)
             teach = functools.partial(model.train, options=local, max_source=source)
             cosines = np.zeros(len(users))
-            for place, (kept, told) in enumerate(own.read(users)):
+            for place, (read, conditions) in enumerate(own.read(users)):
                 progress("users' own updates", place, len(users))
-                change = teach(kept, rng=seeded(0, f"inspect {place}"), conditions=told)
+                rng = seeded(0, f"inspect {place}")
+                change = teach(read, rng=rng, conditions=conditions)
                 size = 0.0 if change is None else float(np.linalg.norm(change))
                 if change is not None and size > 0:
                     cosines[place] = float(change @ moved) / size
