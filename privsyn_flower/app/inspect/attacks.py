@@ -15,9 +15,10 @@ from privsyn_flower.app.inspect.copies import SpanIndex, tokens
 from privsyn_flower.app.inspect.replay import Reader
 from privsyn_flower.app.inspect.texts import Texts, Users
 from privsyn_flower.common.arrays import F64
+from privsyn_flower.common.randomness import seeded
 
 BLOCK = 512  # texts compared at once
-CLOSE = 0.5  # cosine from which on a seed is one of a text
+MOST_PUBLIC = 20_000  # public texts among which a text's nearest is looked for; of more, a draw
 
 Scores = Callable[[Users], F64]  # users -> (u,)
 
@@ -50,17 +51,24 @@ def nearness(texts: Texts) -> Scores:
 
 
 def votes(texts: Texts) -> Scores:
-    """The published votes of the seed nearest to a text, 0 below a cosine of one half: the mean."""
+    """The mean of the published votes for the candidate nearest to each text: 0 where that is a
+    public text which is no seed, because few or none voted for it."""
     if not any(votes for _, votes in texts.seeds):
         raise NotMeasured("the run published no seeds with votes")
-    embedder = texts.load_embedder()
-    rows = embedder.embed([text for text, _ in texts.seeds])
-    counts = np.array([votes for _, votes in texts.seeds])
+    embedder, seeds = texts.load_embedder(), dict(texts.seeds)
+    others = [text for text in dict.fromkeys(texts.public) if text not in seeds]
+    if len(others) > MOST_PUBLIC:
+        drawn = seeded(0, "inspect votes").choice(len(others), MOST_PUBLIC, replace=False)
+        others = [others[i] for i in drawn]
+    candidates = embedder.embed([*seeds, *others])
+    counts = np.array([*seeds.values(), *[0.0] * len(others)])
 
     def score(users: Users) -> F64:
-        cosines = embedder.embed([text for own in users.values() for text in own]) @ rows.T
-        found = np.where(cosines.max(axis=1) > CLOSE, counts[cosines.argmax(axis=1)], 0.0)
-        return mean_by_user(found, users)
+        rows = embedder.embed([text for own in users.values() for text in own])
+        nearest = [
+            (rows[i : i + BLOCK] @ candidates.T).argmax(axis=1) for i in range(0, len(rows), BLOCK)
+        ]
+        return mean_by_user(counts[np.concatenate(nearest)], users)
 
     return score
 

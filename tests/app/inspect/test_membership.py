@@ -116,8 +116,9 @@ def seeds_of(users: Any, votes: float) -> list[tuple[str, float]]:
 def test_votes_of_the_nearest_seed_tell_canaries() -> None:
     rng = np.random.default_rng(11)
     there, absent = people("c", 40, rng, texts=1), people("a", 40, rng, texts=1)
-    seeds = seeds_of(there, 5.0) + seeds_of(absent, 1.0) + [(sentence(rng), 50.0)]
-    given = replace(texts(["x y z"], {}), seeds=seeds, canaries=(there, absent))
+    seeds = seeds_of(there, 5.0) + [(sentence(rng), 50.0)]
+    public = [own[0] for own in absent.values()]  # candidates that nobody voted for
+    given = replace(texts(["x y z"], {}, public=public), seeds=seeds, canaries=(there, absent))
     found = measure(given)
     own = found["attacks"]["votes"]["canaries"]
     assert own["auc"] == 1.0 and own["guesses"][-1] == {
@@ -125,7 +126,6 @@ def test_votes_of_the_nearest_seed_tell_canaries() -> None:
         "number": 80,
         "correct": 80,
     }
-    assert found["attacks"]["nearness"]["canaries"]["auc"] == pytest.approx(0.5, abs=0.05)
     assert found["epsilon_at_least"]["canaries"] > 2 and "people" not in found["epsilon_at_least"]
     assert any("votes, canaries: AUC 1.000" in line for line in described(found))
 
