@@ -49,7 +49,7 @@ TRAINING = {
     "training.clip-norm": 1.0,
 }
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "pretext": ("test.toml", {"pretext.population": 400}),
+    "pretext": ("test.toml", {"pretext.population": 400, "rounds": 1}),
     "pe": ("test.toml", {"method": "pe", "pe.population": 400, "pe.variation": "retrieval"}),
     "popri": ("popri-test.toml", {}),
     "ctcl": ("ctcl-test.toml", {**TRAINING, "evaluation.sequence-length": 96}),

@@ -116,7 +116,7 @@ def seeds_of(users: Any, votes: float) -> list[tuple[str, float]]:
 def test_votes_of_the_nearest_seed_tell_canaries() -> None:
     rng = np.random.default_rng(11)
     there, absent = people("c", 40, rng, texts=1), people("a", 40, rng, texts=1)
-    seeds = seeds_of(there, 5.0) + [(sentence(rng), 50.0)]
+    seeds = [*seeds_of(there, 5.0), (sentence(rng), 50.0)]
     public = [own[0] for own in absent.values()]  # candidates that nobody voted for
     given = replace(texts(["x y z"], {}, public=public), seeds=seeds, canaries=(there, absent))
     found = measure(given)
