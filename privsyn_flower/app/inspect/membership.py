@@ -30,13 +30,15 @@ LEVEL, POWER = 1.6449, 0.8416  # normal quantiles: a one-sided test at 5 %, and 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 
+SLOW = {"update": 200}  # attacks that train on each user's texts -> most people of a side
 Attack = Callable[[], Scores]
 
 
 def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
-    """Of each attack on people: the AUC over users, its interval (bootstrap over the users of both
-    sides), the one-sided p-value of Mann and Whitney (1947), and `guesses`, from which a lower
-    bound on epsilon comes. Of canaries, where there are some: AUC and guesses. PRIVATE.
+    """Of each attack on people (a slow one on a draw of them): the AUC over users, its interval
+    (bootstrap over the users of both sides), the one-sided p-value of Mann and Whitney (1947), and
+    `guesses`, from which a lower bound on epsilon comes. Of canaries, where there are some: AUC and
+    guesses. PRIVATE.
 
     "epsilon_at_least": the largest bound of all attacks, of people and of canaries each at 95 %
     together. "disclosed": users with a score above 0, of attacks that count. "smallest_auc": what a
@@ -57,7 +59,8 @@ def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
         except NotMeasured as error:
             found[name] = {"missing": str(error)}
             continue
-        found[name] = _of_people(score, *sides) if sides else {}
+        people = [_drawn(users, SLOW.get(name)) for users in sides or ()]
+        found[name] = _of_people(score, *people) if people else {}
         if all(texts.canaries):
             found[name]["canaries"] = _of_canaries(score, *texts.canaries)
     figures["attacks"] = found
@@ -94,6 +97,15 @@ def _people(texts: Texts, figures: dict[str, Any]) -> tuple[Users, Users] | None
         return None
     figures["smallest_auc"] = round(least, 4)
     return private, others
+
+
+def _drawn(users: Users, most: int | None) -> Users:
+    """At most so many of them, by a fixed draw."""
+    if most is None or len(users) <= most:
+        return users
+    names = sorted(seeded(0, "inspect draw").choice(len(users), most, replace=False).tolist())
+    every = list(users)
+    return {every[place]: users[every[place]] for place in names}
 
 
 def _without(texts: set[str], users: Users) -> Users:

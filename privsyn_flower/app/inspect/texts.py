@@ -107,6 +107,8 @@ def read_texts(
     else:
         assert against is not None  # _federation raises where there is neither
         private = _file_users(against, "--against", config, columns, notes)
+        if config.data.canaries:
+            notes.append("the run's canaries are not guessed with --against")
     others: Users = {}
     if held_out is not None:
         others = _file_users(held_out, "--held-out", config, columns, notes)

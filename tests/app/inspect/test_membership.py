@@ -11,6 +11,7 @@ from scipy.stats import mannwhitneyu, norm
 
 from privsyn_flower.app.inspect.attacks import BY_TEXT, NotMeasured
 from privsyn_flower.app.inspect.membership import (
+    _drawn,
     auc,
     auc_interval,
     contradiction,
@@ -141,3 +142,12 @@ def test_a_span_that_public_text_has_tells_nothing() -> None:
 def test_without_seeds_there_are_no_votes() -> None:
     with pytest.raises(NotMeasured, match="no seeds with votes"):
         BY_TEXT["votes"](texts(["a"], {"p": ["b"]}))
+
+
+def test_a_slow_attack_is_on_a_draw_of_the_people() -> None:
+    rng = np.random.default_rng(12)
+    users = people("p", 30, rng)
+    drawn = _drawn(users, 7)
+    assert len(drawn) == 7 and drawn == _drawn(users, 7)
+    assert all(users[name] == own for name, own in drawn.items())
+    assert _drawn(users, None) == users == _drawn(users, 30)
