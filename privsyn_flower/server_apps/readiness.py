@@ -36,6 +36,7 @@ def faults(config: RunConfig) -> Iterator[str]:
     yield from libraries(config)
     yield from packages(config)
     yield from device(config)
+    yield from _nobody_held_out(config)
 
 
 def try_run(config: RunConfig, folder: Path, method: Recipe[Any], strategy: Any) -> None:
@@ -51,6 +52,17 @@ def try_run(config: RunConfig, folder: Path, method: Recipe[Any], strategy: Any)
 
         check_model(method.models.folder("downstream"), "models.downstream")
     method.ready(strategy)
+
+
+def _nobody_held_out(config: RunConfig) -> Iterator[str]:
+    """A benchmark measures on held-out users, after everything else is done and paid for."""
+    data, on = config.data, config.evaluation.on
+    key = "held-out-users" if on == "test" else "development-users"
+    if config.benchmark and not (data.held_out_users if on == "test" else data.development_users):
+        yield (
+            f"benchmark = true with data.{key} = 0: there is nobody to measure the result on; "
+            "raise it, or set benchmark = false"
+        )
 
 
 def needs_downstream(config: RunConfig) -> bool:

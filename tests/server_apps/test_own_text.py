@@ -10,6 +10,7 @@ from privsyn_flower.app.report.summaries import verdict_lines
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.notes import notes
+from privsyn_flower.server_apps.readiness import faults
 from privsyn_flower.text.models.packaged import INSTALL
 
 OWN = {"data.source": "files", "data.path": "/users.jsonl", "data.public-path": "/public.jsonl"}
@@ -67,3 +68,11 @@ def test_a_run_with_canaries_says_that_it_is_an_audit() -> None:
     (told,) = notes(RunConfig.from_flat(flat))
     assert told.startswith("12 of the 40 users are made up for an audit (data.canaries)")
     assert notes(RunConfig.from_flat(flat | {"data.canaries": 0})) == []
+
+
+def test_a_benchmark_on_nobody_is_a_fault() -> None:
+    flat = {"data.source": "docstrings", "benchmark": True, "data.held-out-users": 0}
+    told = [one for one in faults(RunConfig.from_flat(flat)) if "held-out" in one]
+    assert told and told[0].startswith("benchmark = true with data.held-out-users = 0")
+    for more in ({"benchmark": False}, {"evaluation.on": "development"}):
+        assert not any("nobody" in one for one in faults(RunConfig.from_flat(flat | more)))
