@@ -169,6 +169,11 @@ def check_data(config: CommonConfig) -> None:
             f"data.canaries = {data.canaries}: made-up users take the places of real ones, for "
             "audits in a simulation only: set benchmark = true, or data.canaries = 0"
         )
+    if data.canaries and config.classes:
+        raise ValueError(
+            f"data.canaries = {data.canaries} with {config.labels[0]}: a canary is of no class, "
+            "and would put nothing into any sum; leave the classes out"
+        )
     if data.canaries > data.users:
         raise ValueError(
             f"data.canaries = {data.canaries} exceeds data.users = {data.users}, whose places they "

@@ -29,6 +29,12 @@ def inspect(
     text_column: Annotated[
         str | None, typer.Option(help="Of both files; default: the run's data.text-column.")
     ] = None,
+    drawn_at_random: Annotated[
+        bool,
+        typer.Option(
+            help="Who was asked was drawn at random from both files: they may bound epsilon."
+        ),
+    ] = False,
     embedder: Annotated[str, typer.Option(help="Instead of the run's models.embedder.")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -53,6 +59,7 @@ def inspect(
                 held_out=held_out,
                 columns=(user_column, text_column),
                 embedder=embedder,
+                at_random=drawn_at_random,
             )
             found = inspection.inspect(texts, display.report)
         path = inspection.save(run, found)

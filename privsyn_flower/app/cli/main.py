@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -91,6 +92,8 @@ def run(
     if canaries and (resume is not None or federation is not None):
         raise fail("--canaries is for a new simulation: they are there from its beginning, or not")
     audited = [f"data.canaries={canaries}", "benchmark=true"] if canaries else []
+    if canaries and not any(one.startswith("data.seed=") for one in settings or []):
+        audited.append(f"data.seed={secrets.randbelow(2**31)}")  # else each run's draw is the same
     try:
         folder = run_command(config, [*(settings or []), *audited], resume, federation, ray)
     except (ConfigError, RunFailed, RunLocked, FlowerError, ReportError) as error:

@@ -106,7 +106,9 @@ def publish_run(run: Path, folder: Path, given: Options) -> tuple[str, list[str]
         figures=given.figures,
     )
     target = write(product, folder, facts)
-    notes = [f"{len(product.left_out):,} texts are left out. {ADVICE}"] if product.left_out else []
+    notes = []
+    if product.without_seeds:
+        notes.append(f"{len(product.left_out):,} texts and the seeds are left out. {ADVICE}")
     if product.unclaimed:
         notes.append(f"no privacy is claimed for it: {product.unclaimed}")
     if not given.figures and product.summary.get("benchmark"):
@@ -130,7 +132,13 @@ def inspected(product: Product, replayed: Replayed) -> Product:
     from privsyn_flower.app.inspect import FILE
     from privsyn_flower.app.report.publishing.product import TEXT, PublishError, is_own_file
     from privsyn_flower.common.files import file_digest
+    from privsyn_flower.text.fingerprints import folder_fingerprint
 
+    if product.config.data.canaries and replayed != "publish":
+        raise PublishError(
+            f"data.canaries = {product.config.data.canaries}: users were made up for an audit, and "
+            "the result is not for use (--with-found publishes it all the same)"
+        )
     path, text = product.run / FILE, product.run / TEXT
     if replayed == "publish":
         return product
@@ -140,37 +148,41 @@ def inspected(product: Product, replayed: Replayed) -> Product:
         if replayed == "drop":
             raise PublishError(f"{path} is not there: --drop-found needs `privsyn inspect` before")
         return product
-    digest, rows, seeds, kinds, contradiction = _findings(path)
-    if digest != (file_digest(text) if is_own_file(text) else ""):
+    found = _findings(path)
+    what, now = (TEXT, found.digest), file_digest(text) if is_own_file(text) else ""
+    if product.kind == "model":
+        what, now = ("its model", found.model), folder_fingerprint(product.source)
+    if what[1] != now:
         raise PublishError(
-            f"{path} is of another text than {TEXT} is now: run `privsyn inspect` again, or delete "
-            "it (--with-found publishes without asking it)"
+            f"{path} is of another result than {what[0]} is now: run `privsyn inspect` again, or "
+            "delete it (--with-found publishes without asking it)"
         )
-    if contradiction:
+    if found.contradiction:
         raise PublishError(
-            f"{path}: {contradiction}; what does not keep its claim is not to be published "
+            f"{path}: {found.contradiction}; what does not keep its claim is not to be published "
             "(--with-found publishes it all the same)"
         )
-    if not rows and not seeds:
+    if product.kind == "model" or not (found.rows or found.seeds):
         return product
     if replayed == "drop":
         why = (
-            f"{len(rows):,} texts were left out by what was found when private text was read, "
-            "which epsilon does not cover"
+            f"{len(found.rows):,} texts and all seeds were left out by what was found when private "
+            "text was read, which epsilon does not cover"
         )
-        return replace(product, left_out=frozenset(rows), unclaimed=why)
+        return replace(product, left_out=frozenset(found.rows), without_seeds=True, unclaimed=why)
     raise PublishError(
-        f"{path}: {len(rows):,} texts and {len(seeds):,} seeds hold values that one private user "
-        f"alone has ({kinds}). "
-        f"--with-found publishes them, --drop-found leaves them out. {ADVICE}"
+        f"{path}: {len(found.rows):,} texts and {len(found.seeds):,} seeds hold values that one "
+        f"private user alone has ({found.kinds}). --with-found publishes them, --drop-found leaves "
+        f"them out. {ADVICE}"
     )
 
 
 class Findings(NamedTuple):
-    """Digest of the inspected text, its rows and the seeds with something found, how much of each
-    kind with what chance would do, and what contradicts the claim, if anything does."""
+    """Digests of the inspected text and model, the rows and seeds with something found, how much of
+    each kind with what chance would do, and what contradicts the claim, if anything does."""
 
     digest: str
+    model: str
     rows: list[int]
     seeds: list[int]
     kinds: str
@@ -198,7 +210,8 @@ def _findings(path: Path) -> Findings:
             if own["hits"]
         ]
         audit = contradiction(told["membership"])
-        return Findings(str(told["synthetic_sha256"]), rows, seeds, "; ".join(parts), audit)
+        digests = str(told["synthetic_sha256"]), str(told["model_fingerprint"])
+        return Findings(*digests, rows, seeds, "; ".join(parts), audit)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise PublishError(
             f"{path} is damaged: run `privsyn inspect` again, or delete it"

@@ -8,8 +8,8 @@ Each check is a module with `measure`, which makes figures of `Texts`, and `desc
 lines of the figures. A further one is a name in CHECKS.
 
 What this does not know: a private text that was written in other words; names without capitals, or
-made of ordinary words; what a trained model would write; and text that only several users share.
-Finding nothing is no proof of privacy.
+made of ordinary words; text that only several users share; and what a server sees, which is every
+round's noisy sum. Finding nothing is no proof of privacy.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from privsyn_flower.app.inspect import copies, membership, replay
 from privsyn_flower.app.inspect.texts import InspectError, Texts, read_texts
 from privsyn_flower.common.files import private_folder, replace_private
 from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.strategies.synthesis.topic_writing import MODEL
+from privsyn_flower.text.fingerprints import folder_fingerprint
 
 __all__ = ["CHECKS", "FILE", "NOTE", "InspectError", "described", "inspect", "read_texts", "save"]
 
@@ -40,6 +42,7 @@ def inspect(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
     found: dict[str, Any] = {
         "private": NOTE,
         "synthetic_sha256": texts.digest,
+        "model_fingerprint": _model_of(texts),
         "synthetic_texts": len(texts.synthetic),
         "users": {"private": len(texts.private), "held_out": len(texts.held_out)},
         "public_texts": len(texts.public),
@@ -53,6 +56,12 @@ def inspect(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
             found[name] = check.measure(texts, progress)
     progress("inspecting", len(CHECKS), len(CHECKS), "")
     return found
+
+
+def _model_of(texts: Texts) -> str:
+    """Of the model that the run trained; "" without one."""
+    folder = texts.run[0] / MODEL if texts.run else None
+    return folder_fingerprint(folder) if folder and folder.is_dir() else ""
 
 
 def save(run: Path, figures: dict[str, Any]) -> Path:

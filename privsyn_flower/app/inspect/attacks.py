@@ -74,7 +74,7 @@ def votes(texts: Texts) -> Scores:
 
 
 def spans(texts: Texts) -> Scores:
-    """The most tokens by which a user's longest span in published text exceeds that in public text.
+    """The most tokens by which a span of a user's in published text is longer than in public text.
 
     Verbatim disclosures of arXiv 2606.16952: what public text has, too, tells nothing.
     """
@@ -86,7 +86,7 @@ def spans(texts: Texts) -> Scores:
         ours = [tokens(text) for own in users.values() for text in own]
         index = SpanIndex(ours, [*published, *public])
         chosen = np.arange(len(published) + len(public)) < len(published)
-        excess = np.maximum(index.longest(chosen)[0] - index.longest(~chosen)[0], 0)
+        excess = np.maximum(index.excess(chosen), 0)
         ends = np.cumsum([len(own) for own in users.values()])
         return np.array([part.max() for part in np.split(excess, ends[:-1])], dtype=np.float64)
 

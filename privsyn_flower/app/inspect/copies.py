@@ -55,8 +55,20 @@ class SpanIndex:
     def longest(self, chosen: Bools) -> tuple[I64, I64]:
         """Of each of our texts the longest run of tokens that a chosen one of theirs has, too, and
         the place in the text where it begins: both (m,). chosen: (n,), which of theirs."""
+        return self._best(self._spans(chosen))
+
+    def excess(self, chosen: Bools) -> I64:
+        """Of each of our texts by how many tokens a run that a chosen one of theirs has is longer
+        than that which begins at the same place in one not chosen, at the best place: (m,)."""
+        return self._best(self._spans(chosen) - self._spans(~chosen))[0]
+
+    def _spans(self, chosen: Bools) -> I64:
+        """Of each of our tokens the longest run from there that a chosen one of theirs has."""
         wanted = np.concatenate([np.zeros(self.count, np.bool_), chosen])[self.owner]
-        spans = np.maximum(*(self._common(each) for each in self._neighbours(wanted)))
+        spans: I64 = np.maximum(*(self._common(each) for each in self._neighbours(wanted)))
+        return spans
+
+    def _best(self, spans: I64) -> tuple[I64, I64]:
         lengths, places = np.zeros(self.count, np.int64), np.zeros(self.count, np.int64)
         for text in range(self.count):
             own = spans[self.starts[text] : self.starts[text + 1]]

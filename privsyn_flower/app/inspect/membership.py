@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from privsyn_flower.app.inspect.one_run import (
     canary_guesses,
     pair_guesses,
 )
-from privsyn_flower.app.inspect.texts import NO_HELD_OUT, Texts, Users, shared_texts
-from privsyn_flower.common.arrays import F64
+from privsyn_flower.app.inspect.texts import NO_HELD_OUT, Texts, Users, texts_of_several
+from privsyn_flower.common.arrays import F64, Bools
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.evaluation.intervals import Interval
@@ -37,35 +38,47 @@ Attack = Callable[[], Scores]
 def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
     """Of each attack on people (a slow one on a draw of them): the AUC over users, its interval
     (bootstrap over the users of both sides), the one-sided p-value of Mann and Whitney (1947), and
-    `guesses`, from which a lower bound on epsilon comes. Of canaries, where there are some: AUC and
-    guesses. PRIVATE.
+    `guesses`, from which a lower bound on epsilon comes where the sides were drawn at random. Of
+    canaries, where there are some: AUC and guesses. PRIVATE.
 
-    "epsilon_at_least": the largest bound of all attacks, of people and of canaries each at 95 %
-    together. "disclosed": users with a score above 0, of attacks that count. "smallest_auc": what a
-    test at 5 % would find in 80 of 100 cases with so many users. Texts that both sides have are
-    left out of both. What is not measured has its reason under "missing".
+    "epsilon_at_least": the largest bound of all attacks, of people and of canaries, 95 % together.
+    "smallest_auc": what a test at 5 % would find in 80 of 100 cases with so many users. Texts that
+    several people have are left out. What is not measured has its reason under "missing".
     """
-    claim = texts.claim
-    figures: dict[str, Any] = {"claim": claim and {"epsilon": claim[0], "delta": claim[1]}}
-    sides = _people(texts, figures)
-    if sides is None and not any(texts.canaries):
+    epsilon, delta = texts.claim
+    figures: dict[str, Any] = {"claim": {"epsilon": epsilon, "delta": delta}}
+    people, canaries = _people(texts, figures), _canaries(texts, figures)
+    if not people and not canaries:
         return figures
     attacks = dict(_attacks(texts, progress))
     found: dict[str, Any] = {}
     for name, attack in attacks.items():
         progress("inspecting", len(found), len(attacks), name)
         try:
-            score = attack()
+            score, own = attack(), dict[str, Any]()
+            if people:
+                drawn = _drawn(people, SLOW.get(name))
+                own |= _of_people(_scores(score, drawn), drawn, texts)
+            if canaries:
+                own["canaries"] = _of_canaries(_scores(score, canaries), canaries, texts)
+            found[name] = own
         except NotMeasured as error:
             found[name] = {"missing": str(error)}
-            continue
-        people = [_drawn(users, SLOW.get(name)) for users in sides or ()]
-        found[name] = _of_people(score, *people) if people else {}
-        if all(texts.canaries):
-            found[name]["canaries"] = _of_canaries(score, *texts.canaries)
     figures["attacks"] = found
-    figures["epsilon_at_least"] = _bounds(found, claim[1] if claim else 0.0)
+    figures["epsilon_at_least"] = _bounds(found, delta)
     return figures
+
+
+@dataclass(frozen=True)
+class Sample:
+    """People or canaries, in an order that tells nothing of their sides. members (n,): whether each
+    was asked, which no score is given."""
+
+    users: Users
+    members: Bools
+
+    def __len__(self) -> int:
+        return len(self.users)
 
 
 def _attacks(texts: Texts, progress: Progress) -> Iterator[tuple[str, Attack]]:
@@ -79,15 +92,36 @@ def _attacks(texts: Texts, progress: Progress) -> Iterator[tuple[str, Attack]]:
     yield "update", lambda: trained.update(texts, progress)
 
 
-def _people(texts: Texts, figures: dict[str, Any]) -> tuple[Users, Users] | None:
-    """Both sides without the texts that both have; None, with the reason, where no test is."""
+def _scores(score: Scores, sample: Sample) -> F64:
+    """Of the whole sample at once. Raises NotMeasured where they tell nothing."""
+    found = score(sample.users)
+    if not np.isfinite(found).all():
+        raise NotMeasured("a score is no number: did the model's training diverge?")
+    if np.ptp(found) == 0:
+        raise NotMeasured("all have the same score")
+    return found
+
+
+def _canaries(texts: Texts, figures: dict[str, Any]) -> Sample | None:
+    members = np.array([one.present for one in texts.canaries], dtype=np.bool_)
+    if not len(members):
+        return None
+    if not 0 < members.sum() < len(members):
+        figures["missing_canaries"] = "all canaries are on one side: there are too few"
+        return None
+    return Sample({one.name: [one.text] for one in texts.canaries}, members)
+
+
+def _people(texts: Texts, figures: dict[str, Any]) -> Sample | None:
+    """Both sides without the texts that several people have; None, with the reason, where no test
+    is. A text of two people would else be left on the larger side alone more often."""
     if not texts.held_out:
         figures["missing"] = NO_HELD_OUT
         return None
-    shared = shared_texts(texts.private, texts.held_out)
-    private, others = (_without(shared, users) for users in (texts.private, texts.held_out))
+    several = texts_of_several([*texts.private.values(), *texts.held_out.values()])
+    private, others = (_without(several, users) for users in (texts.private, texts.held_out))
     figures["users"] = {"private": len(private), "held_out": len(others)}
-    figures["texts_of_both_left_out"] = len(shared)
+    figures["texts_of_several_left_out"] = len(several)
     least = smallest_auc(len(private), len(others))
     if least >= 1:
         figures["missing"] = (
@@ -96,16 +130,25 @@ def _people(texts: Texts, figures: dict[str, Any]) -> tuple[Users, Users] | None
         )
         return None
     figures["smallest_auc"] = round(least, 4)
-    return private, others
+    figures["no_bound"] = texts.no_bound
+    everybody = {**private, **others}
+    order = sorted(everybody, key=lambda user: (list(everybody[user]), user))
+    members = np.array([user in private for user in order])
+    return Sample({user: everybody[user] for user in order}, members)
 
 
-def _drawn(users: Users, most: int | None) -> Users:
-    """At most so many of them, by a fixed draw."""
-    if most is None or len(users) <= most:
-        return users
-    names = sorted(seeded(0, "inspect draw").choice(len(users), most, replace=False).tolist())
-    every = list(users)
-    return {every[place]: users[every[place]] for place in names}
+def _drawn(people: Sample, most: int | None) -> Sample:
+    """At most so many of each side, by a fixed draw."""
+    if most is None:
+        return people
+    rng = seeded(0, "inspect draw")
+    sides = [np.flatnonzero(people.members == side) for side in (True, False)]
+    chosen = np.sort(np.concatenate(
+        [rng.choice(side, min(most, len(side)), replace=False) for side in sides]
+    ))  # fmt: skip
+    names = list(people.users)
+    users = {names[place]: people.users[names[place]] for place in chosen.tolist()}
+    return Sample(users, people.members[chosen])
 
 
 def _without(texts: set[str], users: Users) -> Users:
@@ -121,36 +164,45 @@ def smallest_auc(first: int, second: int) -> float:
     return 0.5 + (LEVEL + POWER) * math.sqrt((first + second + 1) / (12 * first * second))
 
 
-def _of_people(score: Scores, private: Users, held_out: Users) -> dict[str, Any]:
+def _of_people(scores: F64, people: Sample, texts: Texts) -> dict[str, Any]:
     from scipy.stats import mannwhitneyu
 
-    members, others = score(private), score(held_out)
-    rng = seeded(0, "inspect people")
-    return {
+    members, others = scores[people.members], scores[~people.members]
+    rng = seeded(0, f"inspect people {texts.digest}")
+    found = {
+        "users": {"private": len(members), "held_out": len(others)},
         "auc": auc_interval(members, others, rng).as_list(),
         "p_value": float(mannwhitneyu(members, others, alternative="greater").pvalue),
         "disclosed": {"private": int((members > 0).sum()), "held_out": int((others > 0).sum())},
-        "guesses": [vars(one) for one in pair_guesses(members, others, rng)],
     }
+    if not texts.no_bound:
+        found["guesses"] = [vars(one) for one in pair_guesses(members, others, rng)]
+    return found
 
 
-def _of_canaries(score: Scores, present: Users, absent: Users) -> dict[str, Any]:
-    there, others = score(present), score(absent)
-    guesses = canary_guesses(there, others, seeded(0, "inspect canaries"))
-    return {"auc": round(auc(there, others), 4), "guesses": [vars(one) for one in guesses]}
+def _of_canaries(scores: F64, canaries: Sample, texts: Texts) -> dict[str, Any]:
+    guesses = canary_guesses(scores, canaries.members, seeded(0, f"inspect {texts.digest}"))
+    found = auc(scores[canaries.members], scores[~canaries.members])
+    return {"auc": round(found, 4), "guesses": [vars(one) for one in guesses]}
 
 
 def _bounds(attacks: dict[str, Any], delta: float) -> dict[str, float]:
-    """The best of all attacks' bounds, each at its share of the level: one statement a kind."""
+    """The best of all attacks' bounds, each at its share of the level: one statement in all."""
     measured = [one for one in attacks.values() if "missing" not in one]
-    found = {}
-    for kind, users in (("people", 2), ("canaries", 1)):
-        given = [one if kind == "people" else one.get(kind, {}) for one in measured]
-        tries = [[Guesses(**each) for each in one["guesses"]] for one in given if "guesses" in one]
-        level = (1 - CONFIDENCE) / max(1, len(tries))
-        if tries:
-            found[kind] = max(best_bound(one, delta, level, users=users) for one in tries)
-    return found
+    tries = {
+        kind: [[Guesses(**each) for each in own["guesses"]] for own in parts if "guesses" in own]
+        for kind, parts in (
+            ("people", measured),
+            ("canaries", [one.get("canaries", {}) for one in measured]),
+        )
+    }
+    level = (1 - CONFIDENCE) / max(1, sum(map(len, tries.values())))
+    users = {"people": 2, "canaries": 1}
+    return {
+        kind: max(best_bound(one, delta, level, users=users[kind]) for one in own)
+        for kind, own in tries.items()
+        if own
+    }
 
 
 def auc(members: F64, others: F64) -> float:
@@ -176,9 +228,9 @@ def auc_interval(
 
 def contradiction(figures: dict[str, Any]) -> str:
     """What contradicts the claim, with 95 % confidence; "" where nothing does."""
-    claim = figures.get("claim") or {"epsilon": math.inf}
+    claim = figures["claim"]
     for kind, bound in figures.get("epsilon_at_least", {}).items():
-        if bound > claim["epsilon"]:
+        if claim["epsilon"] is not None and bound > claim["epsilon"]:
             return (
                 f"by guessing {kind} epsilon is at least {bound:.2f} with 95 % confidence, and "
                 f"{claim['epsilon']:g} is claimed"
@@ -198,14 +250,19 @@ def described(figures: dict[str, Any]) -> list[str]:
             f" 95 % interval; so many show {figures['smallest_auc']:.3f} (80 % power, test at 5 %)"
         )
     lines += [line for name, own in figures.get("attacks", {}).items() for line in _line(name, own)]
-    if figures.get("texts_of_both_left_out"):
+    if figures.get("texts_of_several_left_out"):
         lines.append(
-            f"  {figures['texts_of_both_left_out']:,} texts that both sides have are left out"
+            f"  {figures['texts_of_several_left_out']:,} texts of several people are left out"
         )
+    if "missing_canaries" in figures:
+        lines.append(f"  of canaries not measured: {figures['missing_canaries']}")
+    if figures.get("no_bound"):
+        lines.append(f"  people bound no epsilon: {figures['no_bound']}")
     claim = figures["claim"]
-    beside = f"; claimed: at most {claim['epsilon']:g} (delta {claim['delta']:g})" if claim else ""
+    beside = f" (95 %, delta {claim['delta']:g})"
+    beside += "" if claim["epsilon"] is None else f"; claimed: at most {claim['epsilon']:g}"
     for kind, bound in figures.get("epsilon_at_least", {}).items():
-        lines.append(f"  by guessing {kind}, epsilon is at least {bound:.2f} (95 %){beside}")
+        lines.append(f"  by guessing {kind}, epsilon is at least {bound:.2f}{beside}")
     if found := contradiction(figures):
         lines.append(f"  THE CLAIM IS WRONG: {found}; publish nothing of this run")
     return lines

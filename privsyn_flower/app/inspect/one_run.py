@@ -92,16 +92,15 @@ def pooled(runs: Iterable[Sequence[Guesses]]) -> list[Guesses]:
     return [sum(same[1:], start=same[0]) for same in zip(*runs, strict=True)]
 
 
-def canary_guesses(present: F64, absent: F64, rng: np.random.Generator) -> list[Guesses]:
-    """Of canaries by their scores, larger where one was there: the highest eighth, quarter and half
-    are guessed there; and once the upper half there, the lower one not."""
-    scores = np.concatenate([present, absent])
-    there = np.arange(len(scores)) < len(present)
+def canary_guesses(scores: F64, members: Bools, rng: np.random.Generator) -> list[Guesses]:
+    """Of canaries by their scores (n,), larger where one was there: the highest eighth, quarter and
+    half are guessed there; and once the upper half there, the lower one not. members (n,): the
+    truth. Their order must not depend on it: equal scores are ranked by rng's permutation."""
     order = _descending(scores, rng)
     count, half = len(scores), len(scores) // 2
     tops = [count // share for share in SHARES]
-    found = [Guesses(count, top, int(there[order[:top]].sum())) for top in tops if top]
-    both = int(there[order[:half]].sum() + (~there[order[count - half :]]).sum())
+    found = [Guesses(count, top, int(members[order[:top]].sum())) for top in tops if top]
+    both = int(members[order[:half]].sum() + (~members[order[count - half :]]).sum())
     return [*found, Guesses(count, 2 * half, both)] if half else found
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from privsyn_flower.common.files import DataError, file_digest
 from privsyn_flower.common.units import words
 from privsyn_flower.config import RunConfig, cache_folder, load_config
 from privsyn_flower.data import Federation, load_users, prepare
+from privsyn_flower.data.canaries import Canary
 from privsyn_flower.data.chunks import cut
 from privsyn_flower.data.federation import prepared_key
 from privsyn_flower.data.findings import LeftOut
@@ -49,8 +51,9 @@ class Texts:
     public: the run's. load_embedder: when it is first needed. digest: sha256 of the synthetic
     file. notes: what was left out or is missing. seeds: candidates that the run published, and
     their votes.
-    canaries: those who were there, and those who were not. claim: epsilon at delta, None without.
-    run: its folder and configuration."""
+    canaries: of the run. claim: epsilon (None: nothing is claimed) and delta. no_bound: why the
+    sides cannot bound epsilon, "" where both were drawn at random. run: its folder and
+    configuration."""
 
     synthetic: list[str]
     private: Users
@@ -60,8 +63,9 @@ class Texts:
     digest: str = ""
     notes: list[str] = field(default_factory=list)
     seeds: Sequence[tuple[str, float]] = ()
-    canaries: tuple[Users, Users] = ({}, {})
-    claim: tuple[float, float] | None = None
+    canaries: Sequence[Canary] = ()
+    claim: tuple[float | None, float] = (None, 0.0)
+    no_bound: str = ""
     run: tuple[Path, RunConfig] | None = None
 
     @property
@@ -78,12 +82,14 @@ def read_texts(
     held_out: Path | None = None,
     columns: tuple[str | None, str | None] = (None, None),
     embedder: str = "",
+    at_random: bool = False,
 ) -> Texts:
     """Everything that a run's inspection compares.
 
     load: name and device -> an embedder. against, held_out: files of users, as of `data.path`;
     without `against` those of a simulated run with `benchmark = true`. columns: of user and text
-    in the files, None: as the run's. embedder: instead of the run's. Raises InspectError for a run
+    in the files, None: as the run's. embedder: instead of the run's. at_random: whether who was
+    asked was drawn at random from the people of both files. Raises InspectError for a run
     without text, without users, and for held-out users who are not others; ConfigError, DataError,
     OSError.
     """
@@ -94,16 +100,12 @@ def read_texts(
     synthetic, digest = _synthetic(folder, config)
     notes: list[str] = []
     federation = _federation(config, notes) if against is None else None
-    canaries: tuple[Users, Users] = ({}, {})
+    canaries: list[Canary] = []
     if federation is not None:
-        made = {one.name: one for one in federation.canaries()}
+        canaries = federation.canaries()
+        names = {one.name for one in canaries}
         private = _capped(federation.shard(0, 1), config)
-        private = {user: own for user, own in private.items() if user not in made}
-        present, absent = (
-            {name: [one.text] for name, one in made.items() if one.present == there}
-            for there in (True, False)
-        )
-        canaries = present, absent
+        private = {user: own for user, own in private.items() if user not in names}
     else:
         assert against is not None  # _federation raises where there is neither
         private = _file_users(against, "--against", config, columns, notes)
@@ -129,6 +131,7 @@ def read_texts(
         _seeds(folder),
         canaries,
         _claim(folder, config),
+        _no_bound(config, files=held_out is not None, at_random=at_random),
         (folder, config),
     )
 
@@ -142,20 +145,44 @@ def _seeds(folder: Path) -> list[tuple[str, float]]:
     path = folder / SEEDS
     try:
         rows = read_jsonl(path) if path.is_file() else []
-        return [(str(row["text"]), float(row.get("votes", 0.0))) for row in rows]
+        found = [(_cleaned(row["text"]), float(row.get("votes", 0.0))) for row in rows]
+        if not all(math.isfinite(votes) for _, votes in found):
+            raise ValueError("votes that are no number")
+        return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InspectError(f"{path} is damaged ({type(error).__name__}: {error})") from None
 
 
-def _claim(folder: Path, config: RunConfig) -> tuple[float, float] | None:
-    """What the run's summary says of epsilon, at the configuration's delta; None: nothing."""
+def _no_bound(config: RunConfig, *, files: bool, at_random: bool) -> str:
+    """Why who was asked is not a draw from both sides; "" where it is."""
+    data = config.data
+    if files:
+        said = "" if at_random else "nobody says that who was asked was drawn at random from both"
+        return said and f"{said} files (--drawn-at-random)"
+    if data.source == "docstrings":
+        return "modules are cut into users, of whom test users are the first"
+    keys = {
+        "data.partition = 'date'": data.partition == "date",
+        "data.near-duplicates = 'remove'": data.near_duplicates == "remove",
+    }
+    used = ", ".join(key for key, here in keys.items() if here)
+    return used and f"{used}: test users are not like the others"
+
+
+def _claim(folder: Path, config: RunConfig) -> tuple[float | None, float]:
+    """What the run's summary says of epsilon, None for nothing; and the configuration's delta."""
     path = folder / "summary.json"
     try:
         found = json.loads(path.read_text("utf-8"))["epsilon"] if path.is_file() else config.epsilon
     except (ValueError, KeyError, TypeError):
         raise InspectError(f"{path} is damaged: no epsilon can be read from it") from None
     number = isinstance(found, int | float) and math.isfinite(found)
-    return (float(found), config.delta) if number else None
+    return float(found) if number else None, config.delta
+
+
+def _cleaned(text: str) -> str:
+    """Without halves of characters, which no embedder takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _synthetic(folder: Path, config: RunConfig) -> tuple[list[str], str]:
@@ -169,7 +196,7 @@ def _synthetic(folder: Path, config: RunConfig) -> tuple[list[str], str]:
         )
     digest = file_digest(path)
     try:
-        found = [row["text"].encode("utf-8", "replace").decode() for row in read_jsonl(path)]
+        found = [_cleaned(row["text"]) for row in read_jsonl(path)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InspectError(
             f"{path} is damaged, or a row has no text ({type(error).__name__}: {error})"
@@ -244,7 +271,7 @@ def check_apart(private: Users, held_out: Users, *, strict: bool) -> None:
         raise InspectError(
             f"{users:,} of {len(held_out):,} held-out users have a text of {SAME} words or more "
             f"that a private user has, too ({len(long):,} texts): held-out users must be others; "
-            "leave these out of --held-out"
+            "leave these texts out of both files"
         )
 
 
@@ -252,6 +279,12 @@ def shared_texts(private: Users, held_out: Users) -> set[str]:
     """Texts that users of both sides have, word for word."""
     mine = {text for own in private.values() for text in own}
     return mine & {text for own in held_out.values() for text in own}
+
+
+def texts_of_several(people: Iterable[Sequence[str]]) -> set[str]:
+    """Texts that more than one person has, word for word. people: the texts of each."""
+    counts = Counter(text for own in people for text in set(own))
+    return {text for text, owners in counts.items() if owners > 1}
 
 
 def _public(config: RunConfig, federation: Federation | None, notes: list[str]) -> list[str]:

@@ -74,7 +74,9 @@ def test_a_claim_that_is_wrong_ends_with_1_and_is_not_published(
         epsilon=0.1,
         **{"models.embedder": "ngram-64", "data.public-path": "", "data.source": "files"},
     )
-    found = privsyn("inspect", run, *users)
+    said = privsyn("inspect", run, *users)  # nobody says that the files were drawn at random
+    assert said.exit_code == 0 and "people bound no epsilon: nobody says" in said.stdout
+    found = privsyn("inspect", run, *users, "--drawn-at-random")
     assert found.exit_code == 1 and "THE CLAIM IS WRONG: by guessing people" in found.stdout
     refused = privsyn("publish", run, tmp_path / "out")
     assert refused.exit_code == 1 and "and 0.1 is claimed; what does not keep" in refused.stderr
@@ -120,14 +122,30 @@ def test_drop_found_leaves_texts_out_and_claims_nothing(finished: Path, tmp_path
     found, rows = published(finished, out, "--drop-found")
     assert found.exit_code == 0, found.stderr
     assert [row["text"] for row in rows] == ["b r", "g"]
-    assert f"1 texts are left out. {ADVICE}" in found.stderr
+    assert f"1 texts and the seeds are left out. {ADVICE}" in found.stderr
     card = (out / "README.md").read_text()
-    assert NOTHING_CLAIMED in card and "1 texts were left out" in card and TAG not in card
+    assert (
+        NOTHING_CLAIMED in card
+        and "1 texts and all seeds were left out" in card
+        and TAG not in card
+    )
     assert "2 texts, one a row" in card
     assert (out / "privacy.md").read_text().startswith(f"**{NOTHING_CLAIMED}")
     files = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert not {"privacy.yaml", "seeds.parquet", "inspect.json"} & files.keys()
     assert not any(MAIL.encode() in content for content in files.values())
+
+
+def test_a_hit_in_a_seed_alone_leaves_the_seeds_out(finished: Path, tmp_path: Path) -> None:
+    file = finished / "private" / "inspect.json"
+    told = json.loads(file.read_text())
+    told["replay"] |= {"rows": [], "seeds": [0]}
+    file.write_text(json.dumps(told))
+    assert privsyn("publish", finished, tmp_path / "no").exit_code == 1
+    found, rows = published(finished, tmp_path / "out", "--drop-found")
+    assert found.exit_code == 0 and len(rows) == 3
+    assert MAIL not in "".join(p.read_text() for p in (tmp_path / "out").glob("*.json*"))
+    assert not list((tmp_path / "out").rglob("seeds*"))
 
 
 def test_text_that_nothing_was_found_in_is_published(

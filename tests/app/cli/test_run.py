@@ -493,8 +493,12 @@ def test_canaries_are_keys_of_a_new_simulation(
     monkeypatch.setattr(cli_run, "run_command", run)
     assert CliRunner().invoke(app, ["run", "--canaries", "9", "--set", "epsilon=2"]).exit_code == 1
     assert CliRunner().invoke(app, ["run"]).exit_code == 1
-    assert given == [["epsilon=2", "data.canaries=9", "benchmark=true"], []]
-    for more in (["--resume", str(tmp_path)], ["--federation", str(tmp_path)]):
-        refused = CliRunner().invoke(app, ["run", "--canaries", "9", *more])
+    (first, second), own = given, ["epsilon=2", "data.canaries=9", "benchmark=true"]
+    assert first[:3] == own and first[3].startswith("data.seed=") and second == []
+    more = ["run", "--canaries", "9", "--set", "data.seed=4"]
+    assert CliRunner().invoke(app, more).exit_code == 1 and given.pop()[0] == "data.seed=4"
+    assert len(given) == 2
+    for where in (["--resume", str(tmp_path)], ["--federation", str(tmp_path)]):
+        refused = CliRunner().invoke(app, ["run", "--canaries", "9", *where])
         assert refused.exit_code == 2 and "--canaries is for a new simulation" in refused.stderr
     assert len(given) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,9 @@ from scipy.stats import mannwhitneyu, norm
 
 from privsyn_flower.app.inspect.attacks import BY_TEXT, NotMeasured
 from privsyn_flower.app.inspect.membership import (
+    Sample,
     _drawn,
+    _scores,
     auc,
     auc_interval,
     contradiction,
@@ -19,6 +20,7 @@ from privsyn_flower.app.inspect.membership import (
     measure,
     smallest_auc,
 )
+from privsyn_flower.data.canaries import Canary
 from tests.app.inspect.rigs import people, sentence, texts
 
 
@@ -65,7 +67,7 @@ def test_too_few_users_are_said_and_no_model_is_loaded() -> None:
     assert any("not measured" in line for line in described(none))
 
 
-def test_texts_that_both_sides_have_are_left_out_of_both() -> None:
+def test_texts_that_several_people_have_are_left_out() -> None:
     rng = np.random.default_rng(8)
     private, held_out = people("p", 12, rng), people("h", 12, rng)
     for own in (*private.values(), *held_out.values()):
@@ -73,9 +75,9 @@ def test_texts_that_both_sides_have_are_left_out_of_both() -> None:
     found = measure(
         texts([sentence(rng) for _ in range(9)], private, held_out | {"x": ["thank you"]})
     )
-    assert found["texts_of_both_left_out"] == 1
+    assert found["texts_of_several_left_out"] == 1
     assert found["users"] == {"private": 12, "held_out": 12}
-    assert any("1 texts that both sides have" in line for line in described(found))
+    assert any("1 texts of several people are left out" in line for line in described(found))
 
 
 def test_copied_text_is_told_by_each_attack_of_texts_and_contradicts_a_claim() -> None:
@@ -87,6 +89,9 @@ def test_copied_text_is_told_by_each_attack_of_texts_and_contradicts_a_claim() -
     copied = texts([own[-1] for own in private.values()] + [o[0] for o in private.values()],
                    private, held_out)  # fmt: skip
     found = measure(replace(copied, claim=(1.0, 1e-6)))
+    files = measure(replace(copied, claim=(1.0, 1e-6), no_bound="nobody knows"))
+    assert files["epsilon_at_least"] == {} and contradiction(files) == ""
+    assert any("people bound no epsilon: nobody knows" in line for line in described(files))
     for name in ("nearness", "spans", "values"):
         assert found["attacks"][name]["auc"][1] > 0.9, name
     assert found["attacks"]["values"]["disclosed"] == {"private": 60, "held_out": 0}
@@ -110,33 +115,62 @@ def test_honest_text_tells_nothing() -> None:
     assert rings <= 2  # each at 5 % at most: more once in 80
 
 
-def seeds_of(users: Any, votes: float) -> list[tuple[str, float]]:
-    return [(own[0], votes) for own in users.values()]
+def test_a_text_of_two_people_does_not_tell_the_larger_side() -> None:
+    """Each text is two people's: where both are on one side it would be left there alone."""
+    rng, rings = np.random.default_rng(13), 0
+    pool = [sentence(rng) for _ in range(60)]
+    for seed in range(6):
+        draw = np.random.default_rng(seed).permutation(120)
+        people_of = {f"u{i}": [pool[i // 2], sentence(rng)] for i in range(120)}
+        names = list(people_of)
+        private = {names[i]: people_of[names[i]] for i in draw[:96]}
+        held_out = {names[i]: people_of[names[i]] for i in draw[96:]}
+        found = measure(replace(texts(pool, private, held_out), claim=(0.1, 0.0)))
+        rings += bool(contradiction(found))
+    assert rings <= 1
+
+
+def canaries_of(rng: np.random.Generator, count: int) -> list[Canary]:
+    return [Canary(f"c{i}", i, sentence(rng), bool(rng.integers(2))) for i in range(count)]
 
 
 def test_votes_of_the_nearest_seed_tell_canaries() -> None:
     rng = np.random.default_rng(11)
-    there, absent = people("c", 40, rng, texts=1), people("a", 40, rng, texts=1)
-    seeds = [*seeds_of(there, 5.0), (sentence(rng), 50.0)]
-    public = [own[0] for own in absent.values()]  # candidates that nobody voted for
-    given = replace(texts(["x y z"], {}, public=public), seeds=seeds, canaries=(there, absent))
+    made = canaries_of(rng, 80)
+    seeds = [*[(one.text, 5.0) for one in made if one.present], (sentence(rng), 50.0)]
+    public = [one.text for one in made if not one.present]  # candidates that nobody voted for
+    given = replace(texts(["x y z"], {}, public=public), seeds=seeds, canaries=made)
     found = measure(given)
     own = found["attacks"]["votes"]["canaries"]
-    assert own["auc"] == 1.0 and own["guesses"][-1] == {
-        "memberships": 80,
-        "number": 80,
-        "correct": 80,
-    }
-    assert found["epsilon_at_least"]["canaries"] > 2 and "people" not in found["epsilon_at_least"]
+    assert own["auc"] == 1.0 and own["guesses"][0]["correct"] == own["guesses"][0]["number"] == 10
+    assert found["epsilon_at_least"]["canaries"] > 1.5
+    assert "people" not in found["epsilon_at_least"]
     assert any("votes, canaries: AUC 1.000" in line for line in described(found))
+
+
+def test_canaries_of_one_side_and_scores_that_tell_nothing_are_said() -> None:
+    rng = np.random.default_rng(14)
+    made = [replace(one, present=True) for one in canaries_of(rng, 6)]
+    found = measure(replace(texts(["x"], {}), canaries=made))
+    assert "on one side" in found["missing_canaries"] and "attacks" not in found
+    assert any("canaries not measured" in line for line in described(found))
+    found = measure(replace(texts([sentence(rng)], {}), canaries=canaries_of(rng, 20)))
+    assert found["attacks"]["values"]["missing"] == "all have the same score"
+    with pytest.raises(NotMeasured, match="no number"):
+        _scores(lambda users: np.full(len(users), np.nan), Sample({"a": ["b"]}, np.array([True])))
 
 
 def test_a_span_that_public_text_has_tells_nothing() -> None:
     public = ["one two three four five six"]
     given = texts(["one two three four five six", "nine eight seven"], {}, public=public)
     score = BY_TEXT["spans"](given)
-    users = {"a": ["one two three four five"], "b": ["x nine eight seven", "y"], "c": ["q"]}
-    assert score(users).tolist() == [0.0, 3.0, 0.0]
+    users = {
+        "a": ["one two three four five"],
+        "b": ["x nine eight seven", "y"],
+        "c": ["q"],
+        "d": ["one two three four five, then nine eight"],  # beside what is public
+    }
+    assert score(users).tolist() == [0.0, 3.0, 0.0, 2.0]
 
 
 def test_without_seeds_there_are_no_votes() -> None:
@@ -146,8 +180,10 @@ def test_without_seeds_there_are_no_votes() -> None:
 
 def test_a_slow_attack_is_on_a_draw_of_the_people() -> None:
     rng = np.random.default_rng(12)
-    users = people("p", 30, rng)
-    drawn = _drawn(users, 7)
-    assert len(drawn) == 7 and drawn == _drawn(users, 7)
-    assert all(users[name] == own for name, own in drawn.items())
-    assert _drawn(users, None) == users == _drawn(users, 30)
+    sample = Sample(people("p", 30, rng), np.arange(30) < 22)
+    drawn = _drawn(sample, 7)
+    assert len(drawn) == 14 and drawn.members.sum() == 7
+    assert list(drawn.users) == list(_drawn(sample, 7).users)
+    for user, member in zip(drawn.users, drawn.members, strict=True):
+        assert drawn.users[user] == sample.users[user] and member == (int(user[1:]) < 22)
+    assert len(_drawn(sample, None)) == 30 and len(_drawn(sample, 25)) == 30

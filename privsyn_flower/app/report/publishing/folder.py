@@ -127,7 +127,7 @@ def _fill(product: Product, folder: Path, facts: Facts) -> None:
         facts = replace(facts, rows=rows, columns=columns)
         (folder / PARQUET).parent.mkdir()
         write_parquet(product.source, folder / PARQUET, columns, product.left_out)
-        if not product.left_out:  # the same values may stand in the seeds
+        if not product.without_seeds:
             facts = replace(facts, seeds=_copy_seeds(product, folder))
     else:
         facts = replace(facts, **_copy_model(product.source, folder))
@@ -135,7 +135,7 @@ def _fill(product: Product, folder: Path, facts: Facts) -> None:
     _write(folder / SETTINGS, settings(product.config))
     if text := _statement(product):
         _write(folder / STATEMENT, text)
-    if is_own_file(product.run / FORMS) and not product.left_out:  # it is of the whole text
+    if is_own_file(product.run / FORMS) and not product.without_seeds:  # it is of the whole text
         _write(folder / FORMS, _record(product))
 
 
@@ -175,7 +175,7 @@ def _statement(product: Product) -> str:
         text = page(str(summary["privacy_short"]), str(summary["privacy"]))
     else:
         text = path.read_text(encoding="utf-8") if is_own_file(path) else ""
-    if text and product.left_out:
+    if text and product.without_seeds:
         return f"**{NOTHING_CLAIMED}: {product.unclaimed}.** What follows is of the run.\n\n{text}"
     return text
 

@@ -40,7 +40,7 @@ class Product:
 
     run: its folder. source: the file of text, or the folder of the model. unclaimed: why nothing
     private is claimed for what was made of the users' answers; "" where the claim holds. left_out:
-    rows of the text, by number from 0, that are not published.
+    rows of the text, by number from 0, that are not published. without_seeds: nor are the seeds.
     """
 
     run: Path
@@ -50,6 +50,7 @@ class Product:
     source: Path
     unclaimed: str
     left_out: Collection[int] = frozenset()
+    without_seeds: bool = False
 
     @property
     def private(self) -> bool:
