@@ -6,6 +6,7 @@ lower bound on epsilon stands beside the claim: docs/audit.md has the table.
 
     python benchmarks/audit_outputs.py OUT            # all that is missing, then the table
     python benchmarks/audit_outputs.py OUT --only dp-fedavg --seeds 1
+    python benchmarks/audit_outputs.py OUT --kept --page docs/audit.md  # what OUT has, on a page
 
 A minute or so for each run on two cores; OUT keeps what is done.
 """
@@ -28,6 +29,7 @@ from privsyn_flower.server_apps.privacy_plan import privacy_plan
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 CANARIES, DELTA = 100, 3e-6
+MARK = "<!-- audit-outputs"
 COMMON: dict[str, Any] = {
     "delta": DELTA,
     "benchmark": True,
@@ -89,11 +91,14 @@ def noise(config: RunConfig) -> float:
     return privacy_plan(config).main.multiplier
 
 
-def measured(setting: Setting, seed: int, out: Path) -> dict[str, Any]:
-    """The membership figures of one run, from `out` if they are there."""
+def measured(setting: Setting, seed: int, out: Path, *, kept: bool) -> dict[str, Any] | None:
+    """The membership figures of one run, from `out` if they are there. kept: None if they are
+    not."""
     name = f"{setting.method}-{setting.claim:g}-{setting.less}-{seed}"
     file = out / f"{name}.json"
     if not file.exists():
+        if kept:
+            return None
         folder = out / "runs" / name
         config = setting.config(seed, setting.epsilon())
         placed = config.model_copy(update={"run_folder": str(folder)})
@@ -114,9 +119,10 @@ def measured(setting: Setting, seed: int, out: Path) -> dict[str, Any]:
 
 def row(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The pooled bound of all attacks, and the attack with the highest mean AUC."""
-    names = [name for name, own in runs[0]["attacks"].items() if "canaries" in own]
+    sets = [{n for n, own in run["attacks"].items() if "canaries" in own} for run in runs]
+    names = sorted(set.intersection(*sets))
     own = {name: [run["attacks"][name]["canaries"] for run in runs] for name in names}
-    level = (1 - CONFIDENCE) / len(names)
+    level = (1 - CONFIDENCE) / max(map(len, sets))  # one that told nothing in some run counts, too
     bound = max(
         best_bound(
             pooled([[Guesses(**one) for one in run["guesses"]] for run in own[name]]), DELTA, level
@@ -157,17 +163,28 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kept", action="store_true", help="run nothing")
+    parser.add_argument("--page", type=Path, help="a page with the table between its markers")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for method in given.only:
         for claim, less in LEVELS:
             setting = Setting(method, claim, less)
-            runs = [measured(setting, seed, given.out) for seed in range(given.seeds)]
-            rows.append(row(setting, runs))
-            print(json.dumps(rows[-1]), flush=True)
-    (given.out / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    print("\n".join(table(rows)))
+            tried = [
+                measured(setting, seed, given.out, kept=given.kept) for seed in range(given.seeds)
+            ]
+            if runs := [run for run in tried if run is not None]:
+                rows.append(row(setting, runs))
+                print(json.dumps(rows[-1]), flush=True)
+    text = "\n".join(table(rows))
+    print(text)
+    if given.page:
+        page = given.page.read_text(encoding="utf-8")
+        head, _, rest = page.partition(f"{MARK}:start -->\n")
+        tail = rest.partition(f"{MARK}:end -->")[2]
+        page = f"{head}{MARK}:start -->\n{text}\n{MARK}:end -->{tail}"
+        given.page.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
