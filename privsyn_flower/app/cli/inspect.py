@@ -41,8 +41,8 @@ def inspect(
     """What a run tells of its private users: copies, replayed values, and who took part.
 
     For the owner of the private text: what it prints is PRIVATE and not covered by epsilon. Kept in
-    RUN/private/inspect.json, which privsyn publish reads and never publishes; that path is the last
-    line on stdout. Ends with 1 when the run's claim is contradicted.
+    RUN/private/inspect.json, which privsyn publish reads and never publishes; without --json that
+    path is the last line on stdout. Ends with 1 when the run's claim is contradicted.
     """
     from privsyn_flower.app import inspect as inspection
     from privsyn_flower.app.cli.display import Display

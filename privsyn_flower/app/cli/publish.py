@@ -149,12 +149,13 @@ def inspected(product: Product, replayed: Replayed) -> Product:
             raise PublishError(f"{path} is not there: --drop-found needs `privsyn inspect` before")
         return product
     found = _findings(path)
-    what, now = (TEXT, found.digest), file_digest(text) if is_own_file(text) else ""
     if product.kind == "model":
-        what, now = ("its model", found.model), folder_fingerprint(product.source)
-    if what[1] != now:
+        what, same = "its model", found.model == folder_fingerprint(product.source)
+    else:
+        what, same = TEXT, found.digest == (file_digest(text) if is_own_file(text) else "")
+    if not same:
         raise PublishError(
-            f"{path} is of another result than {what[0]} is now: run `privsyn inspect` again, or "
+            f"{path} is of another result than {what} is now: run `privsyn inspect` again, or "
             "delete it (--with-found publishes without asking it)"
         )
     if found.contradiction:

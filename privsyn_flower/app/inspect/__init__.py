@@ -1,4 +1,4 @@
-"""`privsyn inspect`: what the synthetic text of a finished run repeats of private users' texts.
+"""`privsyn inspect`: what a finished run tells of its private users.
 
 The owner of the private text runs it, outside of any node: it reads private text, adds no noise,
 and epsilon covers none of its figures. They are PRIVATE, and so is the file with them, which stays
@@ -38,7 +38,7 @@ OF_TEXT = ("copies", "replay")  # checks of what the run wrote
 
 
 def inspect(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
-    """All figures of a run's synthetic text, by the names of the checks. PRIVATE."""
+    """All figures of a run's result, by the names of the checks. PRIVATE."""
     found: dict[str, Any] = {
         "private": NOTE,
         "synthetic_sha256": texts.digest,

@@ -53,7 +53,7 @@ def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
     attacks = dict(_attacks(texts, progress))
     found: dict[str, Any] = {}
     for name, attack in attacks.items():
-        progress("inspecting", len(found), len(attacks), name)
+        progress("guessing who was asked", len(found), len(attacks), name)
         try:
             score, own = attack(), dict[str, Any]()
             if people:
@@ -64,6 +64,7 @@ def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
             found[name] = own
         except NotMeasured as error:
             found[name] = {"missing": str(error)}
+    progress("guessing who was asked", len(attacks), len(attacks), "")
     figures["attacks"] = found
     figures["epsilon_at_least"] = _bounds(found, delta)
     return figures
@@ -264,7 +265,7 @@ def described(figures: dict[str, Any]) -> list[str]:
     for kind, bound in figures.get("epsilon_at_least", {}).items():
         lines.append(f"  by guessing {kind}, epsilon is at least {bound:.2f}{beside}")
     if found := contradiction(figures):
-        lines.append(f"  THE CLAIM IS WRONG: {found}; publish nothing of this run")
+        lines.append(f"  THE CLAIM IS CONTRADICTED: {found}; publish nothing of this run")
     return lines
 
 
@@ -273,7 +274,8 @@ def _line(name: str, own: dict[str, Any]) -> Iterator[str]:
         yield f"  {name}: not measured: {own['missing']}"
     if "auc" in own:
         value, low, high = own["auc"]
-        line = f"  {name}: {value:.3f} [{low:.3f}, {high:.3f}], p = {own['p_value']:.2g}"
+        drawn = f" (of {sum(own['users'].values()):,} drawn)" if name in SLOW else ""
+        line = f"  {name}{drawn}: {value:.3f} [{low:.3f}, {high:.3f}], p = {own['p_value']:.2g}"
         if name in ("spans", "values"):
             counts = own["disclosed"]
             line += f"; {counts['private']:,} private users disclosed, {counts['held_out']:,} of "

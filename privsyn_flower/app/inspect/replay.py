@@ -109,7 +109,7 @@ def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
     no private user has; "p_value": of so many more by chance (Fisher's exact test, None without any
     to compare). "rows", "seeds": synthetic texts, and seeds, with a hit, by number from 0; those of
     names only where chance does not explain how many there are, because text is full of them.
-    "found": each value. PRIVATE.
+    "found": each value, with the texts and the seeds that hold it. PRIVATE.
     """
     reader = Reader(texts)
     rows: dict[Value, list[int]] = {}
@@ -135,7 +135,13 @@ def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
         "seeds": sorted(row - first_seed for row in told if row >= first_seed),
         "users": len({private[value] for value in found}),
         "found": [
-            {"kind": value[0], "value": value[1], "user": names[private[value]], "rows": places}
+            {
+                "kind": value[0],
+                "value": value[1],
+                "user": names[private[value]],
+                "rows": [row for row in places if row < first_seed],
+                "seeds": [row - first_seed for row in places if row >= first_seed],
+            }
             for value, places in found.items()
         ],
     }  # fmt: skip
@@ -181,6 +187,12 @@ def _chance(
     }
 
 
+def _place(found: Mapping[str, Any]) -> str:
+    """The first text, or where there is none the first seed, that holds a value."""
+    kind, rows = ("text", found["rows"]) if found["rows"] else ("seed", found["seeds"])
+    return f"{kind} {rows[0] + 1}"
+
+
 def described(figures: dict[str, Any]) -> list[str]:
     """Lines for the terminal; PRIVATE."""
     total = len(figures["found"])
@@ -204,10 +216,7 @@ def described(figures: dict[str, Any]) -> list[str]:
             line += ", and held-out users have none to compare" if chance is None else ""
         lines.append(line)
         values = [one for one in figures["found"] if one["kind"] == kind]
-        lines += [
-            f"    {one_line(one['value'], 60)} (text {one['rows'][0] + 1})"
-            for one in values[:SHOWN]
-        ]
+        lines += [f"    {one_line(one['value'], 60)} ({_place(one)})" for one in values[:SHOWN]]
         if len(values) > SHOWN:
             lines.append(f"    and {len(values) - SHOWN:,} more, in the file")
     return lines

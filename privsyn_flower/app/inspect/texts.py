@@ -50,10 +50,9 @@ class Texts:
     """synthetic: of the run, by row. private, held_out: user -> texts, PRIVATE; nobody is in both.
     public: the run's. load_embedder: when it is first needed. digest: sha256 of the synthetic
     file. notes: what was left out or is missing. seeds: candidates that the run published, and
-    their votes.
-    canaries: of the run. claim: epsilon (None: nothing is claimed) and delta. no_bound: why the
-    sides cannot bound epsilon, "" where both were drawn at random. run: its folder and
-    configuration."""
+    their votes. canaries: of the run. claim: epsilon (None: nothing is claimed) and delta.
+    no_bound: why the sides cannot bound epsilon, "" where both were drawn at random. run: its
+    folder and configuration."""
 
     synthetic: list[str]
     private: Users

@@ -1,9 +1,9 @@
 """Membership attacks on a model that a run trained on its users (DP-FedAvg, DP-FTRL, CTCL).
 
 loss: how much better it knows a user's texts than the model that its training began with. update:
-how far it moved the way that a user's own texts would move it, which against noise of the same size
-in every direction is the best that can be known of one round's sum (Andrew et al. 2024, arXiv
-2302.03098, with the update that the user's own device would send in the place of a random one).
+how far it moved the way that a user's own texts would move it: a matched filter, because the noise
+is of one size in every direction (Andrew et al. 2024, arXiv 2302.03098, with the update that the
+user's own device would send in the place of a random one).
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def test_a_claim_that_is_wrong_ends_with_1_and_is_not_published(
     said = privsyn("inspect", run, *users)  # nobody says that the files were drawn at random
     assert said.exit_code == 0 and "people bound no epsilon: nobody says" in said.stdout
     found = privsyn("inspect", run, *users, "--drawn-at-random")
-    assert found.exit_code == 1 and "THE CLAIM IS WRONG: by guessing people" in found.stdout
+    assert found.exit_code == 1 and "THE CLAIM IS CONTRADICTED: by guessing people" in found.stdout
     refused = privsyn("publish", run, tmp_path / "out")
     assert refused.exit_code == 1 and "and 0.1 is claimed; what does not keep" in refused.stderr
     assert not (tmp_path / "out").exists()

@@ -99,7 +99,7 @@ def test_copied_text_is_told_by_each_attack_of_texts_and_contradicts_a_claim() -
     # 60 pairs, all right, at a quarter of a third of 5 %, and two users a pair.
     assert 1.0 < found["epsilon_at_least"]["people"] < 2.5
     assert "by guessing people" in contradiction(found) and "1 is claimed" in contradiction(found)
-    assert any("THE CLAIM IS WRONG" in line for line in described(found))
+    assert any("THE CLAIM IS CONTRADICTED" in line for line in described(found))
     assert contradiction(measure(replace(copied, claim=(9.0, 1e-6)))) == ""
     assert contradiction(measure(copied)) == ""  # nothing is claimed
 

@@ -100,3 +100,4 @@ def test_a_seed_that_replays_a_value_is_found() -> None:
     )
     found = measure(given)
     assert found["rows"] == [] and found["seeds"] == [1] and found["users"] == 1
+    assert "    me@here.example (seed 2)" in described(found)
