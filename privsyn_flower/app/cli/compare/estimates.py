@@ -213,12 +213,14 @@ def _strangers(line: Line, one: Outcome, other: Line, two: Outcome, measure: str
 
 
 def crossings(grid: GridConfig, pairs: Sequence[Difference]) -> Iterator[str]:
-    """For every axis of numbers: where a method's accuracy and the other's change places."""
+    """For every axis of numbers: where a method's accuracy and the other's change places. Methods
+    without an interval of any difference have no order, and one line names them."""
     for axis in grid.axes:
         scale = numeric(grid, axis)
         if scale is None:
             continue
         groups: dict[tuple[str, ...], list[Difference]] = {}
+        untold = []
         for one in pairs:
             if one.measure == "accuracy":
                 rest = [f"{key} {value}" for key, value in one.point.items() if key != axis]
@@ -228,13 +230,22 @@ def crossings(grid: GridConfig, pairs: Sequence[Difference]) -> Iterator[str]:
             if len(own) > 1:
                 where = f" at {', '.join(key[1:])}" if key[1:] else ""
                 pair = f"{own[0].method.title} and {own[0].against.title}"
-                yield f"{pair} along {axis}{where}: {_course(own, axis)}."
+                if all(one.reach is None for one in own):
+                    untold.append(own[0].method.title + where)
+                else:
+                    yield f"{pair} along {axis}{where}: {_course(own, axis)}."
+        if untold:
+            other = f"against {pairs[0].against.title} along {axis}"
+            yield f"No order {other}, for want of an interval: {'; '.join(untold)}."
 
 
 def _course(own: Sequence[Difference], axis: str) -> str:
     """One sentence about the signs of differences in the order of an axis."""
     words = {1: "ahead", 0: "not told apart", -1: "behind"}
-    course = ", ".join(f"{words[one.sign]} at {one.point[axis]}" for one in own)
+    course = ", ".join(
+        f"{words[one.sign] if one.reach else 'without an interval'} at {one.point[axis]}"
+        for one in own
+    )
     signs = [(one.sign, one.point[axis]) for one in own if one.sign]
     turns = [
         f"between {before} and {after}"

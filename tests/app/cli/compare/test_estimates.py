@@ -179,6 +179,15 @@ def test_where_curves_cross() -> None:
     assert "ahead at 250, ahead at 1000, behind at 4000" in said["crosses"]
     assert "they do not cross on this grid" in said["ahead"]
     assert "they cannot be told apart on this grid" in said["unclear"]
+    # One seed, and nobody's figures: a difference without an interval is not called a draw.
+    pairs = differences(
+        grid, lines_of(grid, outcomes_of(grid, {"text": at["ahead"], "train": train}))
+    )
+    bare = [replace(one, estimate=replace(one.estimate, users=None, seeds=None)) for one in pairs]
+    (untold,) = crossings(grid, bare)
+    assert untold.startswith("No order against ") and "for want of an interval" in untold
+    (partly,) = crossings(grid, [*bare[:1], *pairs[1:]])
+    assert "without an interval at 250, ahead at 1000" in partly
     assert numeric(grid, "users") == {"250": 250.0, "1000": 1000.0, "4000": 4000.0}
     named = GridConfig.model_validate({"axes": {"model": [{"name": "small"}, {"name": "big"}]}})
     assert numeric(named, "model") is None
