@@ -37,4 +37,5 @@ from privsyn_flower.text import load_topics as load_topics
 from privsyn_flower.text import make_topics as make_topics
 from privsyn_flower.text import shipped_model as shipped_model
 
+NO_TELEMETRY: dict[str, str]
 __version__: str

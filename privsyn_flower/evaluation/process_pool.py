@@ -313,16 +313,22 @@ def _by_content(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _each(at_once: int, jobs: Iterable[FineTuning], do: Callable[[FineTuning, Line], None]) -> None:
     """`do` for each, in so many threads; the first error ends all and is raised."""
     left, lock = iter(jobs), threading.Lock()
+    # No work begins before all threads are known: an interrupt while one is being started would
+    # leave it to nobody, and its process with it.
+    ready = threading.Event()
 
     def turns(line: Line) -> None:
+        ready.wait()
         for job in _drawn(left, lock):
             if not line.whole:
                 return
             do(job, line)
 
     with Line() as line, ThreadPoolExecutor(at_once) as pool, contextlib.ExitStack() as ending:
-        ending.callback(line.cut)  # then the threads are waited for, which have its end
+        ending.callback(ready.set)
+        ending.callback(line.cut)  # first; then the threads are waited for, which have its end
         running = [pool.submit(turns, line) for _ in range(at_once)]
+        ready.set()
         failed: BaseException | None = None
         over = set[Future[None]]()
         while len(over) < len(running) and failed is None:

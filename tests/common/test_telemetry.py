@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.local.simulation import flower_environment, private_ray
-from privsyn_flower.common.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
+from privsyn_flower import NO_TELEMETRY
+from privsyn_flower.app.local.simulation import NO_CLOUD_METADATA, flower_environment, private_ray
 
 ROOT = Path(__file__).parents[2]
 DEVICES = ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK", "ORT_DISABLE_TELEMETRY")

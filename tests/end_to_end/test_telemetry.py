@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from privsyn_flower import NO_TELEMETRY
 from privsyn_flower.app.cli.outcome import NOT_USABLE
-from privsyn_flower.common.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
+from privsyn_flower.app.local.simulation import NO_CLOUD_METADATA
 from tests.end_to_end.sealed import Seen, impossible, sealed
 from tests.text.conftest import causal_folder
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower import __version__
+from privsyn_flower import NO_TELEMETRY, __version__
 from privsyn_flower.app.local import loopback_guard
 from privsyn_flower.app.local.command import FlowerCommand, Result
 from privsyn_flower.app.local.processes import (
@@ -32,7 +32,6 @@ from privsyn_flower.app.local.processes import (
     started_under,
 )
 from privsyn_flower.common.files import write_atomic
-from privsyn_flower.common.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
 from privsyn_flower.config import RunConfig, Scalar, to_toml, toml_value
 from privsyn_flower.runs import lock_holder, write_json
 
@@ -64,6 +63,14 @@ clientapp = "privsyn_client:app"
 MODULES = {
     name: f"from privsyn_flower.{name}_apps.main import app\n\n__all__ = ['app']\n"
     for name in ("client", "server")
+}
+
+# Ray's dashboard asks the metadata servers of three clouds which of them it runs in, without usage
+# reports too. It asks through `requests`, which finds a proxy for one host under such a name; no
+# other program's requests go there, and nothing listens at it.
+NO_CLOUD_METADATA = {
+    f"http://{host}_proxy": "http://127.0.0.1:9"
+    for host in ("169.254.169.254", "metadata.google.internal")
 }
 
 
