@@ -420,7 +420,7 @@ def test_private_text_chooses_only_where_a_benchmark_lets_it(tmp_path: Path) -> 
 def test_private_text_chooses_the_round_too(tmp_path: Path) -> None:
     """Section 5 and Figure 8: the round of the best validation."""
     near = {"round-0001": 3.0, "round-0002": 1.0, "round-0003": 2.0}
-    chosen = dict(checkpoint="private", select="private")
+    chosen = {"checkpoint": "private", "select": "private"}
     method = make(
         config=config(**chosen),
         validation=[f"round-0001 epoch-1 text {i} 0" for i in range(50)],  # the public choice
