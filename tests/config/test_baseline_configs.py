@@ -48,7 +48,11 @@ def test_a_row_asks_nobody_and_says_what_it_claims(name: str) -> None:
 def test_a_row_has_the_data_of_its_table(name: str) -> None:
     data = name.split("-pretext-")[1].partition("-")[0]
     config, paper = load(name), load(f"pretext-{data}-eps7.58")
-    assert config.data == paper.data
+    assert config.data.samples_per_user == (128 if data == "code" else 8)  # App. C
+    # App. D.2 (5): PrE-Text alone takes 16 of CODE; the test set is the same.
+    assert (paper.data.held_out_samples or 8) == config.data.samples_per_user
+    caps = {"samples_per_user": 8, "held_out_samples": 0}
+    assert config.data.model_copy(update=caps) == paper.data.model_copy(update=caps)
     assert config.models.downstream == paper.models.downstream
     if config.method.startswith("expand"):
         assert config.expand == paper.expand and config.evaluation == paper.evaluation
@@ -62,7 +66,7 @@ def test_a_row_has_the_data_of_its_table(name: str) -> None:
 def test_dp_prompts_epsilon_is_of_a_user(data: str, epsilon: str) -> None:
     claim = baseline(load(f"dp-prompt-pretext-{data}-eps{epsilon}"))
     assert claim is not None and claim.epsilon == pytest.approx(float(epsilon))
-    assert vars(claim)["texts"] == (16 if data == "code" else 8)
+    assert vars(claim)["texts"] == (128 if data == "code" else 8)
 
 
 def test_popris_bounds_have_the_data_and_the_model_of_its_runs() -> None:

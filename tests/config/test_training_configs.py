@@ -80,7 +80,8 @@ def test_a_header_says_whom_one_trusts_and_how_to_run_it(name: str) -> None:
 def test_the_numbers_of_pretexts_baselines(method: str, name: str) -> None:
     config, paper = load(f"{method}-pretext-{name}"), load(f"pretext-{name}")
     assert (config.epsilon, config.delta) == (paper.epsilon, paper.delta)
-    same = {"development_users": 0}
+    assert config.data.samples_per_user == (paper.data.held_out_samples or 8)  # App. C
+    same = {"development_users": 0, "samples_per_user": 8, "held_out_samples": 0}
     assert config.data.model_copy(update=same) == paper.data.model_copy(update=same)
     training, jobs = config.training, load(f"{method}-pretext-jobs-eps{config.epsilon:g}")
     for key in ("rounds", "delta", "noise_multiplier", "sampler", "training", "ftrl"):

@@ -319,6 +319,19 @@ def test_files_keep_users_and_follow_the_bytes(tmp_path: Path) -> None:
     assert prepare(config, tmp_path) != federation.folder
 
 
+def test_held_out_users_have_a_cap_of_their_own(tmp_path: Path) -> None:
+    """PrE-Text's CODE: 16 samples of a private user, 128 of a test user."""
+    private = write_users(tmp_path / "private.jsonl", 30)
+    config = files_config(private, samples_per_user=1, held_out_samples=2)
+    federation = Federation(prepare(config, tmp_path))
+    for side in ("test", "development"):
+        assert {len(own) for own in federation.held_out(side).values()} == {2}
+    assert {len(own) for own in dict(federation.shard(0, 1)).values()} <= {0, 1}
+    uniform = files_config(private, partition="uniform", users=4, held_out_samples=3)
+    with pytest.raises(DataError, match=r"data\.held-out-samples = 3 .*samples-per-user = 2"):
+        prepare(uniform, tmp_path)
+
+
 def test_skipped_rows_are_told_apart_from_progress(tmp_path: Path) -> None:
     """Progress is kept in a run folder: counts of private rows never go there."""
     private = write_users(tmp_path / "private.jsonl", 30)

@@ -114,3 +114,19 @@ def test_too_little_noise_is_refused() -> None:
     (steps,) = phases(row)
     with pytest.raises(PrivacyPlanError, match=r"noise-multiplier = 10.2 .* raise it to 10\.25"):
         plan_privacy(1.0, delta_of(PUBMED), [steps.with_multiplier(10.2)])
+
+
+SCRIPT = json.loads((GOLDEN.parent / "ctcl_release_script_noise.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(SCRIPT[0], marks=pytest.mark.slow), *SCRIPT[1:]],
+    ids=lambda row: f"eps{row['epsilon']:g}",
+)
+def test_the_released_scripts_search_costs_what_it_says(row: dict[str, Any]) -> None:
+    """1,176 steps of 128 beside the histogram; a search of 16 steps ends above epsilon."""
+    events = {(row["noise_multiplier"], row["batch"] / row["N"]): row["steps"], (10.0, 1.0): 1}
+    cost = composed_epsilon(events, delta_of(row["N"]))
+    assert cost == pytest.approx(row["actual_epsilon"], rel=2e-3)
+    assert cost > row["epsilon"]

@@ -417,6 +417,24 @@ def test_private_text_chooses_only_where_a_benchmark_lets_it(tmp_path: Path) -> 
         method.start(None, folder=tmp_path, users=9, epsilon=1.0, delta=1e-5)
 
 
+def test_private_text_chooses_the_round_too(tmp_path: Path) -> None:
+    """Section 5 and Figure 8: the round of the best validation."""
+    near = {"round-0001": 3.0, "round-0002": 1.0, "round-0003": 2.0}
+    chosen = {"checkpoint": "private", "select": "private"}
+    method = make(
+        config=config(**chosen),
+        validation=[f"round-0001 epoch-1 text {i} 0" for i in range(50)],  # the public choice
+        generator=Walking(),
+        private_distance=lambda texts: near[texts[0].split()[0]] + ("epoch-1" in texts[0]),
+    )
+    play(attached(method, tmp_path), 3)
+    assert method.distances == [3.0, 1.0, 2.0] and method.selected_round() == 2
+    assert method.adapter() == tmp_path / "popri" / "round-0002" / "epoch-2"
+    again = attached(make(config=config(**chosen), private_distance=len), tmp_path)
+    again.restore(method.state())
+    assert again.selected_round() == 2
+
+
 def test_the_round_that_writes_the_result(tmp_path: Path) -> None:
     wanted = [f"round-0002 epoch-2 text {i} 0" for i in range(50)]
     method = make(config=config(select="public"), validation=wanted, generator=Walking())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.common.assets import asset
 from privsyn_flower.text import encoders
 from privsyn_flower.text.embedders import (
     ModelUnavailableError,
@@ -23,6 +24,7 @@ from privsyn_flower.text.encoders import OnnxEmbedder, SentenceEmbedder
 from privsyn_flower.text.export import PROBES
 from privsyn_flower.text.fingerprints import FACTS, folder_fingerprint
 from privsyn_flower.text.models.devices import MOST_WORKERS, cpu_workers
+from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS
 
 TEXTS = [
     *PROBES,
@@ -165,8 +167,10 @@ def test_an_app_that_flower_carried_finds_the_installed_assets(
     """A FAB holds code alone, and stands first on the path."""
     found = shipped("minilm")
     assert found is not None
-    monkeypatch.setattr("privsyn_flower.text.embedders.PACKAGE", tmp_path / "privsyn_flower")
+    monkeypatch.setattr("privsyn_flower.common.assets.PACKAGE", tmp_path / "privsyn_flower")
     assert shipped("minilm") == found
+    manifest = asset(MANIFEST)  # where the tiny models are looked up
+    assert manifest is not None and manifest.parent == found.parent == PACKAGE_ASSETS
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     assert shipped("minilm") is None
 

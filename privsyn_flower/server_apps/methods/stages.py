@@ -203,9 +203,18 @@ def fine_tunings(config: RunConfig, written: Sequence[int]) -> list[Task]:
     # In steps all take the same, whatever their texts.
     often = Counter(size if options.epochs else 0 for size in sizes)
     start = [] if config.trains or options.start == "base" else start_tuning(config, "benchmark")
-    what = "the downstream model"
+    what = f"the downstream model{_passes(config, written[0] if written else 0)}"
     tasks = [fine_tuning(config, "benchmark", what, texts, times) for texts, times in often.items()]
     return start + [task for task in tasks if task.items]
+
+
+def _passes(config: RunConfig, texts: int) -> str:
+    """How often steps read a set of so many texts: of tokens they read whole texts faster."""
+    own = config.evaluation
+    if own.epochs or not texts:
+        return ""
+    least = "" if own.batch_of == "texts" or own.task == "classification" else "at least "
+    return f", {least}{own.steps * own.batch_size / texts:.2g} passes over {texts:,} texts"
 
 
 def to_import(config: RunConfig, kinds: Collection[str]) -> dict[str, PackagedModel]:

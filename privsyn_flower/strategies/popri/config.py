@@ -17,7 +17,8 @@ class PopriConfig(MethodTable):
     table: ClassVar[str] = "popri"
     elsewhere: ClassVar[bool] = True
     without_benchmark: ClassVar[Mapping[str, tuple[Scalar, ...]]] = {
-        "checkpoint": ("last", "public")
+        "checkpoint": ("last", "public"),
+        "select": ("last", "public", "federated"),
     }
 
     prompts: int = Field(128, ge=1, description="K: prompts in a round")
@@ -53,9 +54,10 @@ class PopriConfig(MethodTable):
         "last", description="epoch kept: the last, or by Frechet distance to public validation "
         "text, or to private text (the paper; benchmark only, outside epsilon)"
     )  # fmt: skip
-    select: Literal["last", "public", "federated"] = Field(
+    select: Literal["last", "public", "private", "federated"] = Field(
         "last", description="round whose generator writes the result: the last, by public "
-        "validation text, or by a paid evaluation on the nodes"
+        "validation text, by private text as checkpoint = private, or by a paid evaluation on "
+        "the nodes"
     )  # fmt: skip
     select_samples: int = Field(400, ge=16, description="texts made to compare checkpoints")
 
@@ -65,6 +67,12 @@ class PopriConfig(MethodTable):
             raise ValueError(
                 f"popri.rejected-rank = {self.rejected_rank} is above popri.responses = "
                 f"{self.responses}: lower the one or raise the other"
+            )
+        if self.select == "private" and self.checkpoint != "private":
+            raise ValueError(
+                f"popri.select = 'private' with popri.checkpoint = {self.checkpoint!r}: rounds are "
+                "compared by the private distance of their epochs; set checkpoint = 'private' (for "
+                "benchmarks only), or select to 'last', 'public' or 'federated'"
             )
         if self.score == "nearest" and (self.labels or self.dimension):
             raise ValueError("popri.score = 'nearest' takes neither popri.labels nor dimension")

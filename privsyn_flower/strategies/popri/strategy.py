@@ -50,7 +50,7 @@ class NoPairs(NothingLearned):
 @dataclass(frozen=True)
 class Learned:
     """What a round left behind. adapter: relative to the strategy's folder; None: the base.
-    distance: of the kept checkpoint's texts to the public validation text."""
+    distance: Frechet, of the kept checkpoint's texts to the text that rounds are compared by."""
 
     adapter: str | None
     distance: float | None
@@ -212,13 +212,15 @@ class POPri(SynthesisStrategy):
             work=self.folder / f"round-{rnd:04d}",
             seed=int(seeded(self.seed, rnd, "training").integers(2**31)),
         )
-        kept, distance = self.checkpoints.keep(rnd, trained)
-        metrics |= {f"training_{name}": value for name, value in trained[kept].metrics.items()}
-        metrics["epoch"] = kept + 1
-        if distance is not None:
-            metrics["frechet_public"] = distance
+        kept = self.checkpoints.keep(rnd, trained)
+        own = trained[kept.epoch]
+        metrics |= {f"training_{name}": value for name, value in own.metrics.items()}
+        metrics["epoch"] = kept.epoch + 1
+        if kept.public is not None:
+            metrics["frechet_public"] = kept.public
         # Relative, so that a run folder can be moved.
-        adapter = trained[kept].adapter.relative_to(self.folder).as_posix()
+        adapter = own.adapter.relative_to(self.folder).as_posix()
+        distance = kept.private if self.config.select == "private" else kept.public
         seeds = list(dict.fromkeys(pair["chosen"] for pair in pairs))
         return Learned(adapter, distance, seeds, metrics)
 
@@ -280,7 +282,7 @@ class POPri(SynthesisStrategy):
         if self.config.select == "federated":
             raise RuntimeError("popri.select = 'federated': no round was chosen yet")
         measured = [(value, i) for i, value in enumerate(self.distances, 1) if value is not None]
-        if self.config.select == "public" and measured:
+        if self.config.select in ("public", "private") and measured:
             return min(measured)[1]
         return len(self.adapters)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -122,6 +122,15 @@ class Writer:
 Distance = Callable[[Sequence[str]], float]  # of generated texts to what they should be like
 
 
+class Kept(NamedTuple):
+    """An epoch by its place, and the Frechet distances of its texts to public validation text and
+    to private text; None where none was taken, or there was too little text."""
+
+    epoch: int
+    public: float | None
+    private: float | None
+
+
 @dataclass(frozen=True)
 class Checkpoints:
     """Compares the epochs of a training by what they write: `samples` responses each.
@@ -151,21 +160,22 @@ class Checkpoints:
                 "not cover the choice"
             )
 
-    def keep(self, rnd: int, trained: Sequence[Trained]) -> tuple[int, float | None]:
-        """Trained epochs of a round -> the place of the one to keep, and the Frechet distance of
-        its texts to the public validation text (None without such text, without texts, and where
-        nothing is compared: no text is generated for a figure alone)."""
+    def keep(self, rnd: int, trained: Sequence[Trained]) -> Kept:
+        """Trained epochs of a round -> the one to keep. Where nothing is compared no text is
+        generated for a figure alone."""
         last = len(trained) - 1
         if self.choice == "last" and not (self.rounds and self.validation):
-            return last, None
+            return Kept(last, None, None)
         epochs = [last] if self.choice == "last" else list(range(len(trained)))
         texts = {epoch: self._texts(rnd, trained[epoch]) for epoch in epochs}
         public = {epoch: self.public_distance(texts[epoch]) for epoch in epochs}
-        measured = public
+        private = dict.fromkeys(epochs, math.inf)
         if self.private_distance is not None:
-            measured = {epoch: self.private_distance(texts[epoch]) for epoch in epochs}
+            private = {epoch: self.private_distance(texts[epoch]) for epoch in epochs}
+        measured = public if self.private_distance is None else private
         kept = min(epochs, key=lambda epoch: measured[epoch])
-        return kept, public[kept] if math.isfinite(public[kept]) else None
+        told = [one[kept] if math.isfinite(one[kept]) else None for one in (public, private)]
+        return Kept(kept, *told)
 
     def public_distance(self, texts: Sequence[str]) -> float:
         """Frechet distance of the embeddings; infinite when there is too little to compare."""

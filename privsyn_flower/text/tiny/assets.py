@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.common.assets import PACKAGE, asset
 from privsyn_flower.common.files import file_digest
 from privsyn_flower.common.python_path import canonical
 
 MANIFEST = "MANIFEST.json"
 FURTHER = "further"
-PACKAGE_ASSETS = Path(__file__).parent.parent.parent / "assets"
+PACKAGE_ASSETS = (asset(MANIFEST) or PACKAGE / "assets" / MANIFEST).parent
 
 
 SMALL = ("generator", "conditional", "infiller")  # kinds that there is a small model of
