@@ -68,6 +68,17 @@ def test_an_example_is_an_app_as_flowers_hub_takes_it(app: Path) -> None:
     assert any(row.startswith("flwr[simulation]>=") for row in own["dependencies"])
 
 
+@pytest.mark.parametrize("app", [ROOT / "app", *APPS], ids=lambda path: path.relative_to(ROOT))
+def test_flower_finds_nothing_to_install_for_an_app(app: Path, tmp_path: Path) -> None:
+    """What Flower calls before a run, where no package can be fetched."""
+    shutil.copy(app / "pyproject.toml", tmp_path)
+    command = [sys.executable, "-m", "uv", "lock", "--offline", "--no-cache", "--project", tmp_path]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    packages = tomllib.loads(text_of(tmp_path / "uv.lock"))["package"]
+    assert [package["source"] for package in packages] == [{"virtual": "."}]
+
+
 def test_there_are_six_and_their_readmes_are_short() -> None:
     expected = "llm-on-a-gpu new-method on-devices own-callback private-drop-in quickstart-pretext"
     assert expected.split() == NAMES

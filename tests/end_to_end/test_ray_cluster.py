@@ -107,7 +107,7 @@ def test_plain_flwr_run_with_rays_address(
 ) -> None:
     config, folder = tmp_path / "run.toml", tmp_path / "run"
     config.write_text(f'run-folder = "{folder}"\n' + (mini / "mini.toml").read_text())
-    command = ["flwr", "run", str(ROOT), "--stream", "--run-config", str(config)]
+    command = ["flwr", "run", str(ROOT / "app"), "--stream", "--run-config", str(config)]
     command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
     environment = flower_environment | {"RAY_ADDRESS": cluster[0].address}
     for _ in range(2):  # a simulation that a busy machine kept waiting for Ray ends with code 700
