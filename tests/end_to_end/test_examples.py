@@ -196,7 +196,15 @@ def test_on_devices(tmp_path: Path, environment: dict[str, str]) -> None:
     assert result.returncode == 0, log
     assert EPSILON.findall(log) == [("4", "1e-06")] and "Simulated" not in log
     assert gardens(tmp_path, text_of(app / "texts.py")) > 0.5  # a quarter is of the public text
-    assert left_running(str(tmp_path / "privsyn-devices")) == []
+    devices = tmp_path / "privsyn-devices"
+    assert left_running(str(devices)) == []
+    for node in (devices / f"node-{number}" for number in range(4)):
+        own = text_of(node / "cache" / "node.log")
+        assert "answered: votes of run" in own and "compost" not in own
+        flowers = text_of(node / "supernode.log")
+        assert re.search(r"^INFO 20[\d-]+ [\d:,]+:", flowers, re.M) and "\x1b" not in flowers
+    command = ["metrics", "--node-config", str(devices / "node-0" / "node.toml")]
+    assert "\nprivsyn_node_answers_total 4\n" in CliRunner().invoke(command_line, command).output
 
 
 def test_llm_on_a_gpu_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,7 @@ def test_plain_flwr_run_with_rays_address(
     assert result.returncode == 0, log
     assert f"privsyn INFO Ray cluster at {cluster[0].address}: 2 nodes with 4 CPUs" in log
     assert "privsyn INFO rounds 2/2" in log and (folder / "report.html").exists()
+    assert f"privsyn INFO result: {folder}\n" in log and "privsyn INFO verdict: " in log
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == 2 and summary["synthetic_samples"] > 0
 

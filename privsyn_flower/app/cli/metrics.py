@@ -51,15 +51,15 @@ def metrics(
                 raise ValueError("--run is of a server, --folder and --node-config of a node")
             place = run.expanduser()
             text = render(run_metrics(place))
-            made: Callable[[], str] = lambda: render(run_metrics(place))  # noqa: E731
+            make: Callable[[], str] = lambda: render(run_metrics(place))  # noqa: E731
         else:
             own, policy = node_places(node_config, folder)
             text = render(node_metrics(own, policy))
-            made = lambda: render(node_metrics(own, policy))  # noqa: E731
+            make = lambda: render(node_metrics(own, policy))  # noqa: E731
         if port is None:
             typer.echo(text, nl=False)
             return
-        serve(made, port)
+        serve(make, port)
 
 
 def serve(make: Callable[[], str], port: int) -> None:
@@ -160,10 +160,10 @@ def run_metrics(folder: Path) -> list[Metric]:
     return found
 
 
-def render(found: Iterable[Metric]) -> str:
+def render(rows: Iterable[Metric]) -> str:
     """The text format, version 0.0.4."""
     lines = []
-    for metric in found:
+    for metric in rows:
         kind = "counter" if metric.name.endswith("_total") else "gauge"
         lines += [f"# HELP {metric.name} {metric.about}", f"# TYPE {metric.name} {kind}"]
         for labels, value in metric.values:
