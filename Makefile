@@ -15,7 +15,7 @@ SITE := -q -W --keep-going -d docs/_build/doctrees
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test fast newest e2e check browser noninterference fuzz wheel hub lint format docs results assets app-config paper-configs benchmarks vllm test-vllm clean
+.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub lint format docs results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -32,10 +32,10 @@ run: install  ## the main job: PrE-Text on a thousand users, one seed, epsilon 7
 
 # One thread each: models as small as the tests' lose more to threads than they gain. Three files at a
 # time for two cores: a test of real Flower runs waits, for Flower's looks and starts, half of its time.
-test fast newest e2e noninterference fuzz: export OMP_NUM_THREADS := 1
+test fast newest oldest-flower e2e noninterference fuzz: export OMP_NUM_THREADS := 1
 # The suite starts many processes of this package: where compiled files may not be kept (containers
 # set that), each of them compiles it anew.
-test fast newest e2e noninterference fuzz: export PYTHONDONTWRITEBYTECODE :=
+test fast newest oldest-flower e2e noninterference fuzz: export PYTHONDONTWRITEBYTECODE :=
 
 test: install browser  ## the whole suite, three files at a time
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
@@ -47,6 +47,12 @@ newest:  ## the fast part with the newest versions that pyproject.toml allows, i
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e ".[all]"
 	.venv-newest/bin/python -m pytest -q -n 2 --dist worksteal -m "not e2e and not slow"
+
+oldest-flower:  ## real runs with the oldest Flower that pyproject.toml allows, in .venv-oldest
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	grep -v -e '^flwr==' -e '^uv==' constraints.txt > .venv-oldest/constraints.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt "flwr==1.41.*" -e ".[all]"
+	.venv-oldest/bin/python -m pytest -q -n 2 --dist loadfile tests/secagg tests/protocol $(addprefix tests/end_to_end/test_,examples.py federation.py run.py)
 
 e2e: install browser  ## the rest of the suite: what is slow, and real Flower runs
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "e2e or slow"
@@ -138,4 +144,4 @@ test-vllm: install vllm  ## the real vLLM on this machine, with adapters trained
 	$(BIN)/python -m pytest -q tests/vllm
 
 clean:
-	rm -rf $(VENV) .venv-newest .venv-vllm build dist docs/_build docs/_root *.egg-info
+	rm -rf $(VENV) .venv-newest .venv-oldest .venv-vllm build dist docs/_build docs/_root *.egg-info

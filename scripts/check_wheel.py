@@ -20,7 +20,7 @@ PACKAGE = "privsyn_flower"
 # What a device's owner types, and what no device pays for.
 COMMANDS = (
     "--help",
-    "node show --folder node",
+    "node status --folder node",
     "node key --folder node",
     "embedder show ngram-256",
 )

@@ -73,8 +73,8 @@ def wanted(names: Iterable[str]) -> list[str]:
 def pyproject(root: Path) -> str:
     """The bundle's: the app's keys as they are, the licence as a file, and one list of what a
     simulation needs."""
-    text = (root / "pyproject.toml").read_text(encoding="utf-8")
-    project = tomllib.loads(text)["project"]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (root / "app" / "pyproject.toml").read_text(encoding="utf-8")
     (target,) = re.findall(
         r"(?m)^flwr==(\S+)$", (root / "constraints.txt").read_text(encoding="utf-8")
     )

@@ -1,4 +1,4 @@
-"""Rewrite the generated part of pyproject.toml from config/schema.py (`make app-config`)."""
+"""Rewrite the generated part of app/pyproject.toml from config/schema.py (`make app-config`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ END = "# End of the generated part\n"
 
 
 def main() -> None:
-    path = Path(__file__).resolve().parent.parent / "pyproject.toml"
+    path = Path(__file__).resolve().parent.parent / "app" / "pyproject.toml"
     before, _, rest = path.read_text(encoding="utf-8").partition(START)
     _, _, after = rest.partition(END)
     config = to_toml(RunConfig(), comments=True, prefix="tool.flwr.app.config")

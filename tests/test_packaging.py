@@ -24,13 +24,20 @@ def test_the_workflow_tests_the_versions_that_we_name() -> None:
     assert matrix["python"] == named
     assert project["requires-python"] == f">={named[0]}"
     assert {row["python"] for row in matrix["include"]} <= set(named)
-    assert "newest" in {row["target"] for row in matrix["include"]}
+    assert {"newest", "oldest-flower"} <= {row["target"] for row in matrix["include"]}
 
 
 def test_the_newest_versions_are_tried_without_the_tested_ones() -> None:
     recipe = (ROOT / "Makefile").read_text("utf-8").partition("\nnewest:")[2].partition("\n\n")[0]
     assert "--upgrade-strategy eager" in recipe and "constraints.txt" not in recipe
     assert "$(VENV)/" not in recipe and "$(BIN)" not in recipe
+
+
+def test_the_oldest_flower_that_is_tried_is_the_oldest_that_is_allowed() -> None:
+    recipe = (ROOT / "Makefile").read_text("utf-8").partition("\noldest-flower:")[2]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (floor,) = (row for row in project["dependencies"] if row.startswith("flwr>="))
+    assert re.findall(r'"flwr==(.*?)\.\*"', recipe) == re.findall(r">=(.*?),", floor)
 
 
 def test_a_device_installs_nothing_that_is_the_servers() -> None:

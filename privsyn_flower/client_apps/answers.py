@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.client_apps.node.device import Node, UserTexts
+from privsyn_flower.client_apps.node.device import Node, UserTexts, device_log
 from privsyn_flower.client_apps.node.failures import What, timed
+from privsyn_flower.client_apps.node.journal import note_answer, note_refusal
 from privsyn_flower.client_apps.node.policy import (
     check_cohort,
     check_member,
@@ -26,7 +27,7 @@ from privsyn_flower.client_apps.node.policy import (
     check_work,
     load_roster,
 )
-from privsyn_flower.client_apps.node.records import Peer
+from privsyn_flower.client_apps.node.records import Peer, cost
 from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.schedule import Schedule, places, public_ids
 from privsyn_flower.common.arrays import I64, Bools
@@ -57,6 +58,9 @@ from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session
 from privsyn_flower.secagg.identity import IdentityError, identity
 
 logger = logging.getLogger("privsyn_flower")
+# Of set-up and protocol only, never user data, so logs may explain them. Of other errors the type
+# alone is worth the risk, though users' data was dealt with before.
+EXPLAINED = (WireError, SecaggError, RecordsError, IdentityError, WrapAround)
 
 
 @dataclass(frozen=True)
@@ -303,6 +307,7 @@ def _participants(
         eligible[eligible] = node.records.take(
             *asking, noise.multiplier, distance, node.policy, schedule
         )
+        note_answer(node, ticket, cost(noise.multiplier, distance))
     sampled = eligible & poisson_sample(len(users), noise.sampling_rate)
     return Participants(sampled if node.central else eligible, sampled)
 
@@ -331,10 +336,17 @@ def _data_failures(  # type: ignore[no-untyped-def]
         node.failed(kind, error, users, text)
 
 
-def guarded(message: Message, handler: Callable[[], Message]) -> Message:
-    """Run a handler so that only refusal codes leave the node, never an error text."""
+def guarded(
+    message: Message, handler: Callable[[], Message], context: Context | None = None
+) -> Message:
+    """Run a handler so that only refusal codes leave the node, never an error text: that is for
+    the log of the device whose context this is."""
 
-    def refused(code: Refusal | Code, key: str = "") -> Message:
+    def refused(code: Refusal | Code, error: Exception, key: str = "") -> Message:
+        text = str(error) if isinstance(error, EXPLAINED) else type(error).__name__
+        logger.warning("refused: %s", text)
+        if context is not None and (device := device_log(context)):
+            note_refusal(device[0], code.value, text, device[1])
         if stage_of(message) is not None:
             return refusal(message, code.value, key)
         return refuse(message, code if isinstance(code, Refusal) else Refusal.MALFORMED, key)
@@ -343,15 +355,8 @@ def guarded(message: Message, handler: Callable[[], Message]) -> Message:
         with configured():  # a node has keys
             return handler()
     except (WireError, SecaggError) as error:
-        # Set-up and protocol only, never user data: the operator's own log may explain it.
-        logger.warning("refused: %s", error)
-        return refused(error.code, error.key if isinstance(error, WireError) else "")
-    except (RecordsError, IdentityError, WrapAround) as error:
-        logger.warning("refused: %s", error)
-        return refused(Refusal.SETUP)
-    except MemoryError:
-        return refused(Refusal.MEMORY)
+        return refused(error.code, error, error.key if isinstance(error, WireError) else "")
+    except MemoryError as error:
+        return refused(Refusal.MEMORY, error)
     except Exception as error:
-        # Users' data was dealt with before; still, only the error's type is worth the risk.
-        logger.warning("refused: %s", type(error).__name__)
-        return refused(Refusal.SETUP)
+        return refused(Refusal.SETUP, error)

@@ -37,7 +37,9 @@ MOST_TOKENS = 1 << 20  # of one user: beyond it a question is no honest one
 
 def evaluation(message: Message, context: Context) -> Message:
     """ClientApp handler for `query.evaluation`."""
-    return guarded(message, lambda: reply(message, context, open_node(context), EVALUATION))
+    return guarded(
+        message, lambda: reply(message, context, open_node(context), EVALUATION), context
+    )
 
 
 def check_evaluation(query: Query, node: Node) -> None:

@@ -24,7 +24,7 @@ def hello(message: Message, context: Context) -> Message:
         node.tell()
         return answer_hello(message, node.facts)
 
-    return guarded(message, greet)
+    return guarded(message, greet, context)
 
 
 @app.query("votes")

@@ -23,7 +23,7 @@ MOST_DIMENSIONS = 8192  # of an embedding; a projection of more would be a bomb
 
 def scores(message: Message, context: Context) -> Message:
     """ClientApp handler for `query.scores`."""
-    return guarded(message, lambda: reply(message, context, open_node(context), SCORES))
+    return guarded(message, lambda: reply(message, context, open_node(context), SCORES), context)
 
 
 def check_scores(query: Query, node: Node) -> None:

@@ -49,8 +49,8 @@ T = TypeVar("T")
 def update(message: Message, context: Context) -> Message:
     """ClientApp handler for `train`: the greeting, or an update query."""
     if is_hello(message):
-        return guarded(message, lambda: answer_hello(message, open_node(context).facts))
-    return guarded(message, lambda: reply(message, context, open_node(context), UPDATE))
+        return guarded(message, lambda: answer_hello(message, open_node(context).facts), context)
+    return guarded(message, lambda: reply(message, context, open_node(context), UPDATE), context)
 
 
 def check_update(query: Query, node: Node) -> None:

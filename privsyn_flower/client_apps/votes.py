@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # three of the five stages of a secure sum load nothing of da
 
 def votes(message: Message, context: Context) -> Message:
     """ClientApp handler for `query.votes`."""
-    return guarded(message, lambda: reply(message, context, open_node(context), VOTES))
+    return guarded(message, lambda: reply(message, context, open_node(context), VOTES), context)
 
 
 def check_votes(query: Query, node: Node) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 
 # What moves the cursor, colours, hides or turns around: control characters but the end of a line
 # and the tabulator, line separators, and marks of writing direction.
@@ -54,3 +56,12 @@ def _last_part(found: re.Match[str]) -> str:
     if root in ("/", "~/") and not re.search(r"[/\\].", rest):
         return found[0]
     return f"{quote}{last_part(root + rest)}{quote}"
+
+
+def plain_log(name: str = "flwr") -> None:
+    """Where stderr is no terminal, Flower's lines get their time and lose their colours."""
+    if sys.stderr.isatty():
+        return
+    for handler in logging.getLogger(name).handlers:
+        if hasattr(handler, "timestamps") and hasattr(handler, "colored"):  # Flower's console's
+            handler.timestamps, handler.colored = True, False

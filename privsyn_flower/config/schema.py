@@ -2,7 +2,7 @@
 
 Flower knows only flat keys with bool, number or string values, and only keys that the app
 declares; so tables are flattened with dots (`pretext.population`), lists are comma-separated
-strings, and `[tool.flwr.app.config]` in pyproject.toml is generated from these keys
+strings, and `[tool.flwr.app.config]` in app/pyproject.toml is generated from these keys
 (`scripts/update_app_config.py`) and compared with them in a test.
 
 A method is whatever has an entry in `METHODS` of `strategies/NAME/config.py`.

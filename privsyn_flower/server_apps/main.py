@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from privsyn_flower.app.local.ray_cluster import NoCluster, check_here
 from privsyn_flower.app.report.page import REPORT, write_page
+from privsyn_flower.app.report.summaries import claim, read_summary, unusable_lines
 from privsyn_flower.common.files import write_atomic
 from privsyn_flower.config import RunConfig, cache_folder, check_paths
 from privsyn_flower.config.api import configured
@@ -50,6 +51,7 @@ def _run(grid: Grid, context: Context) -> None:
             if not is_deployment(config) and (cluster := check_here(config)):
                 logger.info("%s", cluster)
             Run(config, grid, folder).run()
+            _conclude(folder.path)
         except Exception as error:
             _tell(folder, error)
             if isinstance(error, NoCluster):  # where Flower's main thread tries on, for minutes
@@ -68,6 +70,16 @@ def _reported(folder: RunFolder) -> Iterator[None]:
         _report(folder)
         raise
     _report(folder)
+
+
+def _conclude(folder: Path) -> None:
+    """The last lines of Flower's log: of a result of no use why, its claim, and where it is."""
+    summary = read_summary(folder)
+    for line in unusable_lines(summary):
+        logger.info("%s", line)
+    for about, text in claim(summary):
+        logger.info("%s: %s", about, text)
+    logger.info("result: %s", folder)
 
 
 def _report(folder: RunFolder) -> None:

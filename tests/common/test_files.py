@@ -51,7 +51,7 @@ def test_caches_lie_where_the_user_says(tmp_path: Path, monkeypatch: pytest.Monk
     assert cache_folder(RunConfig()) == tmp_path / "own" / "privsyn-flower"
     assert hub_cache("a/b").is_relative_to(tmp_path / "own" / "huggingface")
     assert node_home() == tmp_path / "own" / "privsyn-flower-node"
-    assert str(tmp_path / "own") in CliRunner().invoke(app, ["node", "show"]).output
+    assert str(tmp_path / "own") in CliRunner().invoke(app, ["node", "status"]).output
     (tmp_path / ".cache" / "privsyn-flower-node").mkdir(parents=True)
     assert node_home() == tmp_path / ".cache" / "privsyn-flower-node", "what was spent is there"
 

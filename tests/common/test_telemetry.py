@@ -18,7 +18,11 @@ from privsyn_flower.app.local.simulation import NO_CLOUD_METADATA, flower_enviro
 
 ROOT = Path(__file__).parents[2]
 DEVICES = ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK", "ORT_DISABLE_TELEMETRY")
-STARTERS = ("docs/examples/privsyn-node.service", "deploy/Dockerfile")
+STARTERS = (
+    "docs/examples/privsyn-node.service",
+    "deploy/superlink/privsyn-superlink.service",
+    "deploy/Dockerfile",
+)
 MANIFESTS = ("deploy/kubernetes/superlink.yaml", "deploy/kubernetes/supernode.yaml")
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import re
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from privsyn_flower.common.terminal import escaped, one_line, without_places
+from privsyn_flower.common.terminal import escaped, one_line, plain_log, without_places
 
 
 @pytest.mark.parametrize(
@@ -42,3 +48,21 @@ def test_one_line_is_short_and_plain() -> None:
 )
 def test_places_and_logins_are_not_passed_on(text: str, shown: str | None) -> None:
     assert without_places(text) == (text if shown is None else shown)
+
+
+def test_flowers_lines_have_times_and_no_colours_but_in_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flwr.supercore.logger import ConsoleHandler
+
+    stream = io.StringIO()
+    logger, handler = logging.getLogger("flwr-like"), ConsoleHandler(stream=stream)
+    monkeypatch.setattr(logger, "handlers", [logging.NullHandler(), handler])
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
+    plain_log("flwr-like")
+    logger.error("first")
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: False))
+    plain_log("flwr-like")
+    logger.error("second")
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("\x1b[") and re.match(r"ERROR 20[\d-]+ [\d:,]+: +second$", second)

@@ -236,8 +236,8 @@ def test_every_method_has_its_tables() -> None:
 
 
 def test_flower_app_config_lists_every_key() -> None:
-    """Flower accepts only keys that pyproject.toml declares: it must have all, and no others."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    """Flower accepts only keys that the app declares: it must have all, and no others."""
+    project = tomllib.loads((ROOT / "app" / "pyproject.toml").read_text(encoding="utf-8"))
     assert flatten(project["tool"]["flwr"]["app"]["config"]) == flat_defaults()
 
 

@@ -182,7 +182,6 @@ def flower_environment(tmp_path: Path) -> Iterator[dict[str, str]]:
         **os.environ,
         "FLWR_HOME": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
     }
     deadline = time.monotonic() + 20

@@ -42,6 +42,7 @@ def test_a_bundle_runs_where_the_package_is_not_installed(
     programs = without_us(tmp_path / "venv")
     environment = {**flower_environment, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     environment.pop("PYTHONPATH", None)
+    environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"  # the hub installs them
     command = [programs / "python", "-c", "import privsyn_flower"]
     absent = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False

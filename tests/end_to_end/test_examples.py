@@ -68,6 +68,17 @@ def test_an_example_is_an_app_as_flowers_hub_takes_it(app: Path) -> None:
     assert any(row.startswith("flwr[simulation]>=") for row in own["dependencies"])
 
 
+@pytest.mark.parametrize("app", [ROOT / "app", *APPS], ids=lambda path: path.relative_to(ROOT))
+def test_flower_finds_nothing_to_install_for_an_app(app: Path, tmp_path: Path) -> None:
+    """What Flower calls before a run, where no package can be fetched."""
+    shutil.copy(app / "pyproject.toml", tmp_path)
+    command = [sys.executable, "-m", "uv", "lock", "--offline", "--no-cache", "--project", tmp_path]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    packages = tomllib.loads(text_of(tmp_path / "uv.lock"))["package"]
+    assert [package["source"] for package in packages] == [{"virtual": "."}]
+
+
 def test_there_are_six_and_their_readmes_are_short() -> None:
     expected = "llm-on-a-gpu new-method on-devices own-callback private-drop-in quickstart-pretext"
     assert expected.split() == NAMES
@@ -185,7 +196,15 @@ def test_on_devices(tmp_path: Path, environment: dict[str, str]) -> None:
     assert result.returncode == 0, log
     assert EPSILON.findall(log) == [("4", "1e-06")] and "Simulated" not in log
     assert gardens(tmp_path, text_of(app / "texts.py")) > 0.5  # a quarter is of the public text
-    assert left_running(str(tmp_path / "privsyn-devices")) == []
+    devices = tmp_path / "privsyn-devices"
+    assert left_running(str(devices)) == []
+    for node in (devices / f"node-{number}" for number in range(4)):
+        own = text_of(node / "cache" / "node.log")
+        assert "answered: votes of run" in own and "compost" not in own
+        flowers = text_of(node / "supernode.log")
+        assert re.search(r"^INFO 20[\d-]+ [\d:,]+:", flowers, re.M) and "\x1b" not in flowers
+    command = ["metrics", "--node-config", str(devices / "node-0" / "node.toml")]
+    assert "\nprivsyn_node_answers_total 4\n" in CliRunner().invoke(command_line, command).output
 
 
 def test_llm_on_a_gpu_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

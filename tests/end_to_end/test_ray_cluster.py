@@ -107,7 +107,7 @@ def test_plain_flwr_run_with_rays_address(
 ) -> None:
     config, folder = tmp_path / "run.toml", tmp_path / "run"
     config.write_text(f'run-folder = "{folder}"\n' + (mini / "mini.toml").read_text())
-    command = ["flwr", "run", str(ROOT), "--stream", "--run-config", str(config)]
+    command = ["flwr", "run", str(ROOT / "app"), "--stream", "--run-config", str(config)]
     command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
     environment = flower_environment | {"RAY_ADDRESS": cluster[0].address}
     for _ in range(2):  # a simulation that a busy machine kept waiting for Ray ends with code 700
@@ -119,6 +119,7 @@ def test_plain_flwr_run_with_rays_address(
     assert result.returncode == 0, log
     assert f"privsyn INFO Ray cluster at {cluster[0].address}: 2 nodes with 4 CPUs" in log
     assert "privsyn INFO rounds 2/2" in log and (folder / "report.html").exists()
+    assert f"privsyn INFO result: {folder}\n" in log and "privsyn INFO verdict: " in log
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == 2 and summary["synthetic_samples"] > 0
 

@@ -169,7 +169,7 @@ def seen(
     ]
     # As docs/runs.md says for Flower's own command.
     plain = {**NO_TELEMETRY, **NO_CLOUD_METADATA, "FLWR_HOME": f"{RUNS}/flower"}
-    plain |= {"RAY_TMPDIR": f"{RUNS}/ray", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+    plain |= {"RAY_TMPDIR": f"{RUNS}/ray"}
     variables = " ".join(f"{name}={value}" for name, value in plain.items())
     deployed = [
         home,

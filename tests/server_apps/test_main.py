@@ -143,8 +143,8 @@ def test_a_run_of_another_process_gets_no_page(tmp_path: Path) -> None:
     assert not (folder.path / "report.html").exists()
 
 
-def test_a_whole_run_leaves_its_page(
-    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_whole_run_leaves_its_page_and_ends_with_its_claim(
+    tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from html import unescape
 
@@ -156,11 +156,16 @@ def test_a_whole_run_leaves_its_page(
     config, contexts = deployed(tmp_path)
     values = {**config.flat(), "rounds": 2, "run-folder": str(tmp_path / "run")}
     context: Any = SimpleNamespace(run_config=RunConfig.from_flat(values).flat(), run_id=1)
-    main.main(grid_for(loopback, contexts), context)
+    with caplog.at_level("INFO", logger="privsyn_flower"):
+        main.main(grid_for(loopback, contexts), context)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     text = unescape((tmp_path / "run" / "report.html").read_text())
     assert summary["privacy_short"] in text and "rounds released</dt><dd>2 of 2</dd>" in text
     assert "This part cannot be shown" not in text and "all 1 runs" not in text
+    last = [record.getMessage() for record in caplog.records if record.name == "privsyn_flower"]
+    verdict = [f"verdict: {line}" for line in summary["verdict"]["sentences"]]
+    claim = [f"privacy: {summary['privacy_short']}", *verdict, f"result: {tmp_path / 'run'}"]
+    assert verdict and last[-len(claim) :] == claim
 
 
 def test_a_cluster_that_nobody_can_join_ends_flowers_process(

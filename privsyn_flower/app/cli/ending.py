@@ -19,7 +19,7 @@ from privsyn_flower.app.report.checked import text_lines
 from privsyn_flower.app.report.page import REPORT
 from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.reading import RunFolder, first_texts
-from privsyn_flower.app.report.summaries import RESULTS, benchmark_lines, unusable_lines
+from privsyn_flower.app.report.summaries import RESULTS, benchmark_lines, claim, unusable_lines
 from privsyn_flower.app.report.tables import measured_rows
 from privsyn_flower.common.terminal import escaped, one_line
 from privsyn_flower.evaluation.verdict import WORDS
@@ -45,7 +45,7 @@ def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         f"the result is ready in {folder}: its benchmark follows, which epsilon does not cover; "
         "Ctrl-C ends it and keeps the result",
         *_texts(summary, folder, width()),
-        *(f"{about}: {text}" for about, text in _claim(summary)),
+        *(f"{about}: {text}" for about, text in claim(summary)),
         *(f"text: {line}" for line in text_lines(summary)),
     ]
 
@@ -74,15 +74,9 @@ def shortened(text: str, columns: int) -> str:
     return f"{set_cell_size(line, columns - 3).rstrip()}..."
 
 
-def _claim(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The run's sentence, then whether the answers can be told from their noise."""
-    yield "privacy", str(summary.get("privacy_short", summary["privacy"]))
-    yield from (("verdict", line) for line in summary.get("verdict", {}).get("sentences", []))
-
-
 def _facts(summary: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:
     """(what a line is about, the line)."""
-    yield from _claim(summary)
+    yield from claim(summary)
     yield from (("text", line) for line in text_lines(summary))
     if early := summary.get("ended_early"):
         of = f"{summary['rounds']} of {summary['rounds_planned']} rounds"

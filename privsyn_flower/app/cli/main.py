@@ -15,6 +15,8 @@ from privsyn_flower.app.cli.account import account, calibrate
 from privsyn_flower.app.cli.embedder import embedder_app, models_app
 from privsyn_flower.app.cli.errors import RESUMED, AsJson, Commands, Config, Settings, fail, failing
 from privsyn_flower.app.cli.inspect import inspect
+from privsyn_flower.app.cli.ledger import ledger_app
+from privsyn_flower.app.cli.metrics import metrics
 from privsyn_flower.app.cli.node import federation_app, node_app
 from privsyn_flower.app.cli.proximity import proximity
 from privsyn_flower.app.cli.public import public_app
@@ -34,6 +36,7 @@ app = typer.Typer(
 data_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look at a data file before a run.")
 app.add_typer(data_app, name="data")
 app.add_typer(node_app, name="node")
+app.add_typer(ledger_app, name="ledger")
 app.add_typer(models_app, name="models")
 app.add_typer(embedder_app, name="embedder")
 app.add_typer(federation_app, name="federation")
@@ -270,6 +273,7 @@ def watch(
 
 
 app.command()(inspect)
+app.command()(metrics)
 app.command()(publish)
 
 

@@ -5,15 +5,20 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from privsyn_flower.app.cli.errors import AsJson, Commands, fail, failing
-from privsyn_flower.common.files import node_home, whole_path
-from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.app.cli.errors import AsJson, Commands, failing
+from privsyn_flower.app.cli.node_status import (
+    Folder,
+    NodeConfig,
+    node_places,
+    one_line_failure,
+    read_node_config,
+    status,
+)
 
 node_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look after this device's node.")
 roster_app = typer.Typer(
@@ -21,76 +26,28 @@ roster_app = typer.Typer(
 )
 node_app.add_typer(roster_app, name="roster")
 
-Folder = Annotated[
-    Path,
-    typer.Option(
-        default_factory=node_home,
-        help="The node's folder: node-config key `cache` of its SuperNode.",
-    ),
-]
-SHOWN_FAILURES = 10  # the latest
+node_app.command()(status)
 
 
 @node_app.command()
-def show(
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="The node's folder; default: the node config's, else ~/.cache/privsyn-flower-node."
-        ),
-    ] = None,
-    policy: Annotated[
-        Path | None, typer.Option(help="Policy file; default: the node config's.")
-    ] = None,
-    node_config: Annotated[
-        Path | None, typer.Option(help="The file of the SuperNode's --node-config.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """This node's limits, what it has spent, and whose data failed; changes nothing.
-
-    Without a node config or a policy file the limits shown are the defaults, whatever the node has.
-    """
-    try:
-        own = _read_node_config(node_config)
-        cache, named = (whole_path(str(own.get(key, "")), key) for key in ("cache", "policy"))
-        named = policy or named
-        facts = _facts(
-            (folder or (node_home() if cache == Path() else cache)).expanduser(),
-            named.expanduser() if named != Path() else None,
-        )
-    except (ValueError, RuntimeError) as error:
-        raise _fail(error) from None
-    if as_json:
-        if facts["records"] and math.isinf(facts["records"]["max_spent_epsilon"]):
-            facts["records"]["max_spent_epsilon"] = None  # JSON has no infinity
-        typer.echo(json.dumps(facts))
-        return
-    typer.echo(f"folder = {facts['folder']}\nkey = {facts['key'] or 'none yet: privsyn node key'}")
-    typer.echo(f"policy: {_source(facts['policy_file'], node_config)}")
-    for key, value in facts["policy"].items():
-        typer.echo(f"{key} = {json.dumps(value)}")
-    if not Path(facts["folder"]).is_dir():
-        typer.echo("the folder does not exist: a node's is the `cache` of its node config")
-    typer.echo("\n".join(_described(facts["records"], facts["policy"]["lifetime-epsilon"])))
-    typer.echo("\n".join(_failed(facts["failures"])))
-
-
-@node_app.command()
-def key(folder: Folder) -> None:
+def key(folder: Folder = None, node_config: NodeConfig = None) -> None:
     """Print this node's public key, for a roster; the first call makes the key pair."""
     from privsyn_flower.secagg.identity import identity, public_hex
 
     try:
-        typer.echo(public_hex(identity(folder.expanduser())))
+        typer.echo(public_hex(identity(node_places(node_config, folder)[0])))
     except ValueError as error:
-        raise _fail(error) from None
+        raise one_line_failure(error) from None
 
 
 @node_app.command()
 def forget(
     user: Annotated[str, typer.Argument(help="The user's id, as in the node's data file.")],
-    folder: Folder,
+    folder: Folder = None,
+    node_config: NodeConfig = None,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="Also an id that this node never had.")
+    ] = False,
 ) -> None:
     """Withdraw USER for good and erase what this node derived from the user's text.
 
@@ -99,73 +56,50 @@ def forget(
     import sqlite3
 
     from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
+    from privsyn_flower.client_apps.node.records_file import KEY_FILE
     from privsyn_flower.data import EmbeddingCache
     from privsyn_flower.data.values import to_name
 
-    folder, given, user = _there(folder.expanduser()), user, to_name(user)
-    if not user:
-        raise _fail(ValueError(f"user = {given!r} is no id: name the one in the data file"))
+    given, user = user, to_name(user)
     try:
+        place = _there(node_places(node_config, folder)[0])
+        if not user:
+            raise ValueError(f"user = {given!r} is no id: name the one in the data file")
+        records = NodeRecords(place / RECORDS_FILE)
+        embeddings = EmbeddingCache(place / "embeddings", "")
+        begun = any((place / name).exists() for name in (RECORDS_FILE, KEY_FILE))
+        known = unknown or (begun and records.knows(user)) or _in_data(user, node_config)
+        if not (known or embeddings.forget(user)):
+            raise ValueError(
+                f"user = {given!r}: this node never had this id, and nobody was withdrawn; check "
+                "its spelling against the data file (--node-config FILE looks there), or add "
+                "--unknown"
+            )
         # Withdrawn first: a query answered meanwhile must not embed the text again.
-        known = NodeRecords(folder / RECORDS_FILE).forget(user)
-        erased = EmbeddingCache(folder / "embeddings", "").forget(user)
+        records.forget(user)
+        erased = embeddings.forget(user) or not known
     except (ValueError, RuntimeError, sqlite3.Error) as error:
-        raise _fail(error) from None
+        raise one_line_failure(error) from None
     typer.echo(f"withdrawn: {user!r} takes part in nothing from now on")
     typer.echo("embeddings erased" if erased else "no embeddings were kept")
-    if not (known or erased):
-        typer.echo(
-            "this node has had nothing of this id so far: unless it is new, check its spelling "
-            "against the data file, or the user goes on taking part"
-        )
     typer.echo("the text itself is in the node's data file: delete it there")
 
 
+def _in_data(user: str, node_config: Path | None) -> bool:
+    """Whether the data file that the node config names has this id, as the node reads it."""
+    from privsyn_flower.data import load_samples
+
+    path = Path(str(read_node_config(node_config).get("data", "")))
+    return path.is_file() and user in load_samples(path, strict=False)
+
+
 def _there(folder: Path) -> Path:
-    """The folder, which must be a node's already."""
+    """The folder, which must be a node's already. Raises ValueError."""
     if not folder.is_dir():
-        raise _fail(ValueError(f"{folder} is no folder of a node: name its `cache` with --folder"))
+        raise ValueError(
+            f"{folder} is no folder of a node: name its `cache` with --folder, or --node-config"
+        )
     return folder
-
-
-def _facts(folder: Path, policy: Path | None) -> dict[str, Any]:
-    """What a node's folder and policy file say. Raises ValueError, RuntimeError or OSError."""
-    from privsyn_flower.client_apps.node.failures import read_failures
-    from privsyn_flower.client_apps.node.policy import load_policy
-
-    rules = load_policy(policy)
-    return {
-        "folder": str(folder),
-        "key": _existing_key(folder),
-        "policy_file": None if policy is None else str(policy),
-        "policy": rules.model_dump(mode="json", by_alias=True),
-        "records": _status(folder, rules.lifetime_delta),
-        "failures": read_failures(folder),
-    }
-
-
-def _read_node_config(path: Path | None) -> dict[str, Any]:
-    """The node config in a file; empty without one. Raises ValueError or OSError."""
-    import tomllib
-
-    if path is None:
-        return {}
-    try:
-        return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
-    except ValueError as error:  # not TOML, or not UTF-8
-        raise ValueError(f"{path} is no node config in TOML: {error}") from None
-
-
-def _source(file: str | None, node_config: Path | None) -> str:
-    """Where the limits come from that are shown."""
-    if file is not None:
-        return file
-    if node_config is not None:
-        return f"the defaults: {node_config} names no policy file"
-    return (
-        "the defaults: no policy file was named, so these need not be this node's; name "
-        "--node-config FILE or --policy FILE"
-    )
 
 
 @roster_app.command()
@@ -176,70 +110,13 @@ def check(file: Annotated[Path, typer.Argument(help="TOML or JSON")]) -> None:
     try:
         entries = load_roster(file).values()
     except ValueError as error:
-        raise _fail(error) from None
+        raise one_line_failure(error) from None
     for entry in entries:
         state = "revoked" if entry.revoked else f"weight {entry.weight}"
         typer.echo(f"{entry.key}  {entry.name}  {state}")
     active = [entry for entry in entries if not entry.revoked]
     weight = sum(entry.weight for entry in active)
     typer.echo(f"{len(active)} nodes, weight {weight}; {len(entries) - len(active)} revoked")
-
-
-def _existing_key(folder: Path) -> str | None:
-    """The public key, without making one."""
-    from privsyn_flower.secagg.identity import IDENTITY_FILE, identity, public_hex
-
-    return public_hex(identity(folder)) if (folder / IDENTITY_FILE).exists() else None
-
-
-def _status(folder: Path, delta: float) -> dict[str, Any] | None:
-    from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
-    from privsyn_flower.client_apps.node.records_file import KEY_FILE
-
-    # A key without its records is a loss that `status` explains, not a new node.
-    begun = (folder / RECORDS_FILE).exists() or (folder / KEY_FILE).exists()
-    return NodeRecords(folder / RECORDS_FILE).status(delta) if begun else None
-
-
-def _described(records: dict[str, Any] | None, lifetime_epsilon: float) -> list[str]:
-    if records is None:
-        return ["no records yet: this node has answered nothing"]
-    lines = [  # the server chose the names: repr, so that none of them talks to the terminal
-        f"run {mark['run']!r}, {mark['query']!r}: last round {mark['round']}, attempt "
-        f"{mark['attempt']}; {mark['answers']} answers"
-        for mark in records["runs"]
-    ]
-    most = f"epsilon = {at_most(records['max_spent_epsilon'])}"
-    if math.isinf(records["max_spent_epsilon"]):
-        most = "all (in integers too coarse for any epsilon)"
-    return [
-        *lines,
-        f"users = {records['users']}, of them withdrawn {records['withdrawn']}",
-        f"most participations of a user = {records['max_participations']}",
-        f"most spent by a user: {most} of {at_most(lifetime_epsilon)} at delta = "
-        f"{records['delta']:g}, over all runs of this node",
-        f"peers' keys kept = {records['pins']}",
-    ]
-
-
-def _failed(rows: list[dict[str, Any]]) -> list[str]:
-    """The latest answers that users' data were missing from."""
-    if not rows:
-        return ["users' data raised nothing in the answers so far"]
-    lines = [f"users' data failed {len(rows)} times; more in node.log of that folder; the latest:"]
-    for row in rows[-SHOWN_FAILURES:]:
-        what = "could not be read" if row.get("kind") == "users" else "gave no vector"
-        lines.append(
-            f"  run {row.get('run')!r}, round {row.get('round')}, attempt {row.get('attempt')}: "
-            f"{row.get('users')} of {row.get('of')} users {what}: {row.get('error')} at "
-            f"{row.get('at')!r}"
-        )
-    return lines
-
-
-def _fail(error: Exception) -> typer.Exit:
-    """On one line, whoever's words are in it."""
-    return fail(" ".join(str(error).split()))
 
 
 federation_app = typer.Typer(
@@ -290,8 +167,8 @@ def start(
     typer.echo(f"run on it: privsyn run CONFIG.toml --federation {folder}")
 
 
-@federation_app.command()
-def status(
+@federation_app.command("status")
+def federation_status(
     folder: FederationFolder,
     as_json: AsJson = False,
 ) -> None:

@@ -21,6 +21,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.common.terminal import plain_log
+
 TABLE = Path("/proc/net/tcp")
 ESTABLISHED, LISTENING = "01", "0A"
 TRIES = 3  # the kernel hands the table out in pieces; while it changes, a row can be missed
@@ -153,7 +155,9 @@ def main() -> None:
     guard(uvicorn.Config)
     entry = next(iter(importlib.metadata.entry_points(group="console_scripts", name=name)))
     sys.argv = sys.argv[1:]
-    sys.exit(entry.load()())
+    start = entry.load()  # with Flower's log
+    plain_log()
+    sys.exit(start())
 
 
 if __name__ == "__main__":

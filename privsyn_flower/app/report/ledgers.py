@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.privacy.ledger.filters import Header, charged_epsilon, parse_header
-from privsyn_flower.privacy.ledger.journal import Charge, parsed, replay
+from privsyn_flower.privacy.ledger.journal import Charge, LedgerError, parsed, replay
 
 COPY = "ledger.jsonl"  # in a run folder: the run's own rows, when it last held the ledger
 
@@ -65,6 +65,14 @@ def read_ledger(folder: Path, run: str, began: Mapping[str, Any]) -> LedgerView 
         return _view(rows, path, run, whole=True)
     rows = _rows(folder / COPY)
     return _view(rows, folder / COPY, run, whole=False) if rows else None
+
+
+def open_ledger(path: Path) -> LedgerView:
+    """A ledger's own file. Raises LedgerError for a file that is none."""
+    rows = parsed(path.read_bytes(), path)
+    if not rows:
+        raise LedgerError(f"{path} is no ledger: it has no rows")
+    return _view(rows, path, "", whole=rows[0].get("kind") != "copy")
 
 
 def _view(rows: list[dict[str, Any]], path: Path, run: str, *, whole: bool) -> LedgerView:

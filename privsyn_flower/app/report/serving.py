@@ -52,15 +52,19 @@ class PageServer(ThreadingHTTPServer):
     """Serves `render()` at `address`; begin with `serve_forever`, in a thread of its own.
 
     render: the page as it is now; raises Unavailable where there is none. It is called by several
-    threads. port: 0 for a free one. Raises OSError where the port is taken.
+    threads. port: 0 for a free one. path: of what is no secret, else it has a token. kind: of what
+    is served. Raises OSError where the port is taken.
     """
 
     daemon_threads = True
     request_queue_size = 2 * AT_ONCE
 
-    def __init__(self, render: Render, port: int = 0) -> None:
-        self.render = render
+    def __init__(
+        self, render: Render, port: int = 0, *, path: str | None = None, kind: str = "text/html"
+    ) -> None:
+        self.render, self.kind = render, kind
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
+        self.path = f"/{self.token}/" if path is None else path
         self.last_request = time.monotonic()  # when somebody last looked
         self._last_failure = ""
         self._free = threading.BoundedSemaphore(AT_ONCE)
@@ -73,8 +77,8 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The page's, with its token: whoever has it may look."""
-        return f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
+        """The page's, with its token if it has one: whoever has it may look."""
+        return f"http://{LOOPBACK}:{self.server_port}{self.path}"
 
     @property
     def hosts(self) -> set[str]:
@@ -148,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:
             self._answer(403, "this is no name of the page's machine\n")
             return
-        given, wanted = self.path.encode("utf-8", "replace"), f"/{self.server.token}/".encode()
+        given, wanted = self.path.encode("utf-8", "replace"), self.server.path.encode()
         if not hmac.compare_digest(given, wanted):
             self._answer(404, "there is no such page: the address is the one that was printed\n")
             return
@@ -163,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.log_failure(why)
             self._answer(500, f"{why}\n")
             return
-        self._answer(200, page, "text/html")
+        self._answer(200, page, self.server.kind)
 
     def _answer(self, code: int, text: str, kind: str = "text/plain", **more: str) -> None:
         body = text.encode("utf-8", "replace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,12 @@ def _seed(config: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return seed if isinstance(seed, int) else None
+
+
+def claim(summary: Summary) -> Iterator[tuple[str, str]]:
+    """The run's sentence, then whether the answers can be told from their noise."""
+    yield "privacy", str(summary.get("privacy_short", summary["privacy"]))
+    yield from (("verdict", line) for line in summary.get("verdict", {}).get("sentences", []))
 
 
 def trust_of(summary: Summary) -> str:

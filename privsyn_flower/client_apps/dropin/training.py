@@ -35,6 +35,7 @@ from privsyn_flower.client_apps.node.device import (
     Node,
     UserTexts,
     in_simulation,
+    own_log_format,
     own_path,
 )
 from privsyn_flower.client_apps.node.policy import load_policy
@@ -55,7 +56,8 @@ Users = Callable[[Context], Sequence[str]]
 Weight = Callable[[Context], int]
 ReplyReader = Callable[[Query, Arrays, Message], object]
 
-DROPIN_KEYS = {"cache", "policy", "weight"}  # of a device's node config; others are the app's own
+# Of a device's node config; others are the app's own.
+DROPIN_KEYS = {"cache", "policy", "weight", "log-format"}
 ONE_USER = "user"  # of a ClientApp that names none
 # Of evaluate functions, by the module they are of: the author's check, and what reads its reply.
 EVALUATION_CHECKS: dict[str, tuple[Handler, ReplyReader]] = {}
@@ -144,7 +146,7 @@ def answering(
                 answers = with_rehearsal(answers, rehearse, read, measured, evaluation_to_come)
             return reply(message, context, node, answers)
 
-        return guarded(message, answer)
+        return guarded(message, answer, context)
 
     return handler
 
@@ -197,6 +199,7 @@ def open_dropin(context: Context, users: Users | None = None, weight: Weight | N
         policy=_policy(config) if deployed else None,
         noise_seed=None,
         load=load,
+        log_format=own_log_format(config),
     )
 
 

@@ -19,9 +19,11 @@ from pathlib import Path
 from flwr.app import Context
 
 from privsyn_flower.client_apps.node.failures import Failures, What
+from privsyn_flower.client_apps.node.node_log import FORMATS, node_logger
 from privsyn_flower.client_apps.node.policy import Policy, load_policy
 from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.common.files import node_home, whole_path
+from privsyn_flower.common.terminal import plain_log
 from privsyn_flower.config import ConfigError
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
@@ -39,6 +41,7 @@ NODE_KEYS = {
     "downstream",
     "device",
     "policy",
+    "log-format",
 }
 MEGABYTES = 1024  # of `memory`, if a device's owner says nothing
 SIMULATED_KEYS = {"partition-id", "num-partitions"}  # all that Flower's simulation gives a node
@@ -68,6 +71,7 @@ class Node:
     failures: Failures = field(default_factory=Failures)
     memory: int = MEGABYTES << 20
     tell: Callable[[], None] = lambda: None  # says whose text this is, in a simulation
+    log_format: str = "text"
 
     @property
     def records(self) -> NodeRecords:
@@ -75,46 +79,14 @@ class Node:
         return NodeRecords(self.cache / RECORDS_FILE)
 
     def log(self) -> logging.Logger:
-        """The node's local log: a file readable by its owner only, sent nowhere.
-
-        The data package writes to the same logger, so open the log before the users' text.
-        """
-        logger = logging.getLogger("privsyn_flower.node")
-        path = str(self.cache.absolute() / "node.log")
-        if [getattr(handler, "baseFilename", "") for handler in logger.handlers] != [path]:
-            self.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.cache.chmod(0o700)
-            Path(path).touch(mode=0o600)
-            Path(path).chmod(0o600)
-            for old in logger.handlers:  # a simulated worker is one node after the other
-                old.close()
-            logger.handlers = [_file_handler(path)]
-            logger.propagate = False  # nothing reaches Flower's log, which the server may read
-            logger.setLevel(logging.INFO)
-        return logger
+        """The node's local log; open it before the users' text, whose readers write to it, too."""
+        return node_logger(self.cache, self.log_format)
 
     def failed(self, kind: What, error: BaseException, users: int, text: str) -> None:
         """What the data of `users` users raised, for the local log and file. Raises nothing."""
         with contextlib.suppress(Exception):
             self.failures.add(kind, error, users)
             self.log().error(text, exc_info=error)
-
-
-class _QuietFileHandler(logging.FileHandler):
-    """A log that cannot be written is given up: its failure must change nothing else."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # a closed one opens its file again, maybe in no folder
-            super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        return
-
-
-def _file_handler(path: str) -> logging.Handler:
-    handler = _QuietFileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    return handler
 
 
 def base_model(query: Query, node: Node) -> Path:
@@ -196,7 +168,28 @@ def own_path(config: Mapping[str, object], key: str) -> Path | None:
         raise WireError(Refusal.SETUP, str(error)) from None
 
 
+def own_log_format(config: Mapping[str, object]) -> str:
+    """What node-config log-format says. Raises WireError(SETUP) for none of FORMATS."""
+    value = config.get("log-format", FORMATS[0])
+    if value not in FORMATS:
+        raise WireError(Refusal.SETUP, f"node-config log-format = {value!r} is none of {FORMATS}")
+    return str(value)
+
+
+def device_log(context: Context) -> tuple[Path, str] | None:
+    """A device's folder and the format of its log, also where its set-up is wrong; None in a
+    simulation."""
+    config = context.node_config
+    if not (set(config) - SIMULATED_KEYS) and in_simulation(context):
+        return None
+    folder = node_home()
+    with contextlib.suppress(WireError):
+        folder = own_path(config, "cache") or folder
+    return folder, "json" if config.get("log-format") == "json" else "text"
+
+
 def _deployed(context: Context) -> Node:
+    plain_log()
     config = context.node_config
     unknown = sorted(set(config) - NODE_KEYS - SIMULATED_KEYS)
     if unknown:
@@ -247,6 +240,7 @@ def _deployed(context: Context) -> Node:
         load=load,
         downstream=lambda: _model_folder(base) if base else None,
         memory=memory << 20,
+        log_format=own_log_format(config),
     )
 
 

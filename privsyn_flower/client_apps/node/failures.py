@@ -5,7 +5,7 @@ each answer and cause, in `failures.jsonl` of the node's folder: run, round, att
 (they could not be read) or "answer" (no vector could be made of them); users, how many of the `of`
 that took part (who failed twice is in two rows); error, the exception's type, and `at`, the file
 and line that raised it. No text, no message, no id. PRIVATE all the same: it is sent nowhere, and
-what becomes of the file changes no reply. `privsyn node show` prints it, and a simulation reads it.
+what becomes of the file changes no reply. `privsyn node status` prints it, a simulation reads it.
 
 CPU seconds are written by simulated nodes alone (`timed`), and read by the simulation's own harness
 from the same disk: a deployed node measures nothing and sends no timings.

@@ -7,8 +7,8 @@ transaction under the writer's lock (`BEGIN IMMEDIATE`), with a rollback journal
 (`synchronous = EXTRA`): a kill leaves all of it or nothing, and nothing acknowledged is lost.
 
 Users appear only as HMAC-SHA256 of their id, under a key beside the file: the file alone tells
-nobody who takes part. What it does not know: an older copy put back in its place forgets what
-came after, and a second file for the same users (another folder) counts apart.
+nobody who takes part. An older copy in its place is refused (`older_copy`); what it
+does not know: a second file for the same users (another folder) counts apart.
 
 What a user has spent over the node's life is two sums. A participation in a sum of noise multiplier
 z costs mu^2 = 1 / z^2, for the nodes' noise as for a trusted aggregator's
@@ -257,6 +257,23 @@ class NodeRecords:
                 (id_,),
             )
         return found is not None
+
+    def knows(self, user: str) -> bool:
+        """Whether this user took part or withdrew here."""
+        with self._file.transaction() as database:
+            row = database.execute(
+                "SELECT 1 FROM users WHERE id = ?", self._file.ids([user])
+            ).fetchone()
+        return row is not None
+
+    def at_limit(self, policy: Policy, more: Spent) -> int:
+        """How many users a further answer of this cost would take beyond a limit of the policy."""
+        limit = Limit.of(policy.lifetime_epsilon, policy.lifetime_delta)
+        with self._file.transaction() as database:
+            rows = database.execute(
+                "SELECT participations, gaussian, distance FROM users WHERE withdrawn = 0"
+            ).fetchall()
+        return sum(not _may_take(_User(*row), 1, more, limit, policy) for row in rows)
 
     def withdrawn(self, users: Sequence[str]) -> Bools:
         """Which users withdrew (len(users),): nothing of theirs may be opened any more."""

@@ -8,6 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from privsyn_flower.client_apps.node.older_copy import (
+    OlderCopy,
+    check_not_older,
+    count_change,
+    remember_count,
+)
 from privsyn_flower.common.files import PRIVATE_FILE, locked, private_folder, sync_folder
 from privsyn_flower.common.sqlite_file import transaction
 from privsyn_flower.secagg.identity import create_secret, read_secret
@@ -56,14 +62,28 @@ class RecordsFile:
         if not (self.key_path.exists() and self.path.exists()):
             with locked(self.path.with_suffix(".lock")):
                 self._complete()
+        key_check = _check(self.key_path)
         with self._connection() as database:
             found = database.execute("SELECT key_check FROM header").fetchone()
-            if found is None or not hmac.compare_digest(found[0], _check(self.key_path)):
+            if found is None or not hmac.compare_digest(found[0], key_check):
                 raise RecordsError(
                     f"{self.key_path} is not the key of {self.path}: restore the one it was made "
                     "with, or users' limits would start again from zero"
                 )
+            try:
+                count = known = check_not_older(database, self.path.parent, key_check)
+            except OlderCopy:
+                raise RecordsError(
+                    f"{self.path} is an older copy, which has forgotten what users have spent "
+                    f"since: put the latest back; removing it and {self.key_path} "
+                    "makes every user's limits start again from zero"
+                ) from None
+            before = database.total_changes
             yield database
+            if database.total_changes > before:
+                count = count_change(database, known)
+        if count > known:
+            remember_count(self.path.parent, key_check, count)
 
     def ids(self, users: Sequence[str]) -> list[bytes]:
         """Users as the file knows them: HMAC-SHA256 of each id under the file's key.

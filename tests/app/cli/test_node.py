@@ -14,10 +14,19 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.node import node_app
+from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.failures import Failures
+from privsyn_flower.client_apps.node.journal import note_answer, note_refusal
 from privsyn_flower.client_apps.node.policy import Policy
-from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
+from privsyn_flower.client_apps.node.records import (
+    RECORDS_FILE,
+    NodeRecords,
+    Spent,
+    cost,
+    spent_epsilon,
+)
 from privsyn_flower.data import EmbeddingCache
+from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Ticket
 
 SECRET = "the user's own words"
@@ -27,33 +36,33 @@ def privsyn(*arguments: str | Path) -> Result:
     return CliRunner().invoke(node_app, [str(argument) for argument in arguments])
 
 
-def test_show_changes_nothing(tmp_path: Path) -> None:
-    result = privsyn("show", "--folder", tmp_path / "node")
+def test_status_changes_nothing(tmp_path: Path) -> None:
+    result = privsyn("status", "--folder", tmp_path / "node")
     assert result.exit_code == 0
     assert "lifetime-epsilon = 10.0" in result.stdout
     assert "answered nothing" in result.stdout and "does not exist" in result.stdout
     assert not (tmp_path / "node").exists()
 
 
-def test_show_after_a_round(tmp_path: Path) -> None:
+def test_status_after_a_round(tmp_path: Path) -> None:
     NodeRecords(tmp_path / RECORDS_FILE).take(
         "r\x1b[2J", "votes", 3, 2, ["a", "b"], 2.0, 1e-18, Policy()
     )
-    facts = json.loads(privsyn("show", "--folder", tmp_path, "--json").stdout)
+    facts = json.loads(privsyn("status", "--folder", tmp_path, "--json").stdout)
     assert facts["records"]["users"] == 2
     assert facts["records"]["runs"][0]["round"] == 3
     assert facts["policy"]["min-noise-multiplier"] == 1.0
     assert facts["key"] is None
-    text = privsyn("show", "--folder", tmp_path).stdout
+    text = privsyn("status", "--folder", tmp_path).stdout
     assert "last round 3, attempt 2; 1 answers" in text
     assert "\x1b" not in text  # the server chose the run's name
 
 
-def test_show_says_when_no_epsilon_can_be_told(tmp_path: Path) -> None:
+def test_status_says_when_no_epsilon_can_be_told(tmp_path: Path) -> None:
     """Of users whose integers were too coarse: JSON has no infinity."""
 
     def show(*options: str) -> str:
-        return privsyn("show", "--folder", tmp_path, *options).stdout
+        return privsyn("status", "--folder", tmp_path, *options).stdout
 
     records = NodeRecords(tmp_path / RECORDS_FILE)
     records.take("r", "votes", 1, 1, ["a"], 20.0, 1e-18, Policy())
@@ -72,64 +81,64 @@ def test_show_says_when_no_epsilon_can_be_told(tmp_path: Path) -> None:
     assert "most spent by a user: all (in integers too coarse for any epsilon)" in show()
 
 
-def test_show_names_where_the_limits_come_from(tmp_path: Path) -> None:
-    text = privsyn("show", "--folder", tmp_path).stdout
+def test_status_names_where_the_limits_come_from(tmp_path: Path) -> None:
+    text = privsyn("status", "--folder", tmp_path).stdout
     assert "policy: the defaults: no policy file was named" in text
     policy, config, bare = (tmp_path / name for name in ("policy.toml", "node.toml", "bare.toml"))
     policy.write_text("min-cohort = 7\n")
     config.write_text(f'data = "x"\ncache = "{tmp_path}/node"\npolicy = "{policy}"\n')
-    text = privsyn("show", "--node-config", config).stdout
+    text = privsyn("status", "--node-config", config).stdout
     for line in (f"folder = {tmp_path}/node\n", f"policy: {policy}\n", "min-cohort = 7\n"):
         assert line in text
     bare.write_text('data = "x"\n')
-    text = privsyn("show", "--node-config", bare, "--folder", tmp_path).stdout
+    text = privsyn("status", "--node-config", bare, "--folder", tmp_path).stdout
     assert f"policy: the defaults: {bare} names no policy file" in text
-    facts = json.loads(privsyn("show", "--node-config", config, "--json").stdout)
+    facts = json.loads(privsyn("status", "--node-config", config, "--json").stdout)
     assert (facts["policy_file"], facts["policy"]["min-cohort"]) == (str(policy), 7)
-    shown = privsyn("show", "--folder", tmp_path, "--json")
+    shown = privsyn("status", "--folder", tmp_path, "--json")
     assert json.loads(shown.stdout)["policy_file"] is None
     config.write_text("data =")
-    result = privsyn("show", "--node-config", config)
+    result = privsyn("status", "--node-config", config)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "node.toml is no node config" in result.stderr
 
 
-def test_show_has_runs_that_are_named_like_a_stage(tmp_path: Path) -> None:
+def test_status_has_runs_that_are_named_like_a_stage(tmp_path: Path) -> None:
     records = NodeRecords(tmp_path / RECORDS_FILE)
     records.mark("study/share", "votes", 2, 1)
     records.mark_stage("share", "another", "votes", 1, 1)
-    text = privsyn("show", "--folder", tmp_path).stdout
+    text = privsyn("status", "--folder", tmp_path).stdout
     assert "run 'study/share', 'votes': last round 2, attempt 1; 1 answers" in text
     assert "another" not in text
 
 
-def test_show_says_whose_data_failed(tmp_path: Path) -> None:
-    assert "raised nothing" in privsyn("show", "--folder", tmp_path).stdout
+def test_status_says_whose_data_failed(tmp_path: Path) -> None:
+    assert "raised nothing" in privsyn("status", "--folder", tmp_path).stdout
     failures = Failures()
     failures.add("answer", NameError(SECRET), 3)
     failures.write(tmp_path, Ticket("r\x1b[2J", "update", 4, 2), 5)
-    text = privsyn("show", "--folder", tmp_path).stdout
+    text = privsyn("status", "--folder", tmp_path).stdout
     assert "round 4, attempt 2: 3 of 5 users gave no vector: NameError" in text
     assert SECRET not in text and "\x1b" not in text
-    facts = json.loads(privsyn("show", "--folder", tmp_path, "--json").stdout)
+    facts = json.loads(privsyn("status", "--folder", tmp_path, "--json").stdout)
     assert facts["failures"][0]["error"] == "NameError"
 
 
-def test_show_takes_a_policy_file(tmp_path: Path) -> None:
+def test_status_takes_a_policy_file(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text("min-cohort = 7\n")
-    assert "min-cohort = 7" in privsyn("show", "--folder", tmp_path, "--policy", policy).stdout
+    assert "min-cohort = 7" in privsyn("status", "--folder", tmp_path, "--policy", policy).stdout
     policy.write_text("min-cohor = 7\n")
-    result = privsyn("show", "--folder", tmp_path, "--policy", policy)
+    result = privsyn("status", "--folder", tmp_path, "--policy", policy)
     assert result.exit_code == 2
     assert "did you mean 'min-cohort'" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_show_says_that_records_were_lost(tmp_path: Path) -> None:
+def test_status_says_that_records_were_lost(tmp_path: Path) -> None:
     NodeRecords(tmp_path / RECORDS_FILE).forget("a")
     (tmp_path / RECORDS_FILE).unlink()
-    result = privsyn("show", "--folder", tmp_path)
+    result = privsyn("status", "--folder", tmp_path)
     assert result.exit_code == 2
     assert "is gone" in result.stderr
 
@@ -138,7 +147,7 @@ def test_key_is_made_once(tmp_path: Path) -> None:
     first = privsyn("key", "--folder", tmp_path / "node").stdout.strip()
     assert len(bytes.fromhex(first)) == 32
     assert privsyn("key", "--folder", tmp_path / "node").stdout.strip() == first
-    shown = json.loads(privsyn("show", "--folder", tmp_path / "node", "--json").stdout)
+    shown = json.loads(privsyn("status", "--folder", tmp_path / "node", "--json").stdout)
     assert shown["key"] == first
     (tmp_path / "node" / "identity.key").chmod(0o644)
     result = privsyn("key", "--folder", tmp_path / "node")
@@ -158,7 +167,6 @@ def test_forget_withdraws_and_erases(tmp_path: Path) -> None:
     result = privsyn("forget", "ann", "--folder", tmp_path)
     assert result.exit_code == 0
     assert "embeddings erased" in result.stdout
-    assert "spelling" not in result.stdout
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     for path in files:
         assert trace not in path.read_bytes()
@@ -167,16 +175,52 @@ def test_forget_withdraws_and_erases(tmp_path: Path) -> None:
     assert embed(users["bob"]).astype(np.float32).tobytes() in rows.read_bytes()
     records = NodeRecords(tmp_path / RECORDS_FILE)
     assert records.withdrawn(["ann", "bob"]).tolist() == [True, False]
-    assert "spelling" not in privsyn("forget", "ann", "--folder", tmp_path).stdout
+    assert privsyn("forget", "ann", "--folder", tmp_path).exit_code == 0
 
 
-def test_forget_of_an_unknown_id_holds_and_says_so(tmp_path: Path) -> None:
-    (tmp_path / "node").mkdir()
-    result = privsyn("forget", "anne", "--folder", tmp_path / "node")
-    assert result.exit_code == 0
-    assert "check its spelling" in result.stdout
-    records = NodeRecords(tmp_path / "node" / RECORDS_FILE)
-    assert records.withdrawn(["anne"]).tolist() == [True]
+def test_an_id_that_the_node_never_had_is_an_error(tmp_path: Path) -> None:
+    node, data, config = (tmp_path / name for name in ("node", "users.jsonl", "node.toml"))
+    node.mkdir()
+    data.write_text('{"user_id": "bob", "text": "of bob"}\n')
+    config.write_text(f'data = "{data}"\ncache = "{node}"\n')
+    for options in (("--folder", node), ("--node-config", config)):
+        result = privsyn("forget", "anne", *options)
+        assert result.exit_code == 2 and "never had this id, and nobody was" in result.stderr
+        assert list(node.iterdir()) == []
+    result = privsyn("forget", "bob", "--node-config", config)  # who has not taken part yet
+    assert result.exit_code == 0 and "takes part in nothing from now on" in result.stdout
+    assert privsyn("forget", "anne", "--node-config", config, "--unknown").exit_code == 0
+    records = NodeRecords(node / RECORDS_FILE)
+    assert records.withdrawn(["anne", "bob", "carl"]).tolist() == [True, True, False]
+    assert privsyn("forget", "anne", "--folder", node).exit_code == 0  # known by now
+    assert privsyn("forget", "carl", "--folder", node).exit_code == 2
+    assert not records.withdrawn(["carl"]).any()
+
+
+def test_status_tells_answers_refusals_and_users_at_a_limit(tmp_path: Path) -> None:
+    spent = cost(2.0, 1e-18)
+    records, policy = NodeRecords(tmp_path / RECORDS_FILE), tmp_path / "policy.toml"
+    for rnd in (1, 2):
+        records.take("r", "votes", rnd, 1, ["a", "b"][:rnd], 2.0, 1e-18, Policy())
+        note_answer(_node(tmp_path), Ticket("r", "votes", rnd, 1), spent)
+    note_refusal(tmp_path, "policy", "why")
+    text = privsyn("status", "--folder", tmp_path).stdout
+    assert "answers = 2, refusals: policy 1\n" in text and "protocol " in text
+    assert "users at a limit, for whom zeros are sent = 0\n" in text
+    policy.write_text("max-participations = 2\n")  # a had two
+    facts = json.loads(privsyn("status", "--folder", tmp_path, "--policy", policy, "--json").stdout)
+    assert facts["records"]["at_limit"] == 1 and facts["refusals"] == {"policy": 1}
+    assert facts["versions"]["flower"] and facts["disk"]["used_bytes"] > 1000
+    # Two answers of mu = 1/2 were given; a third one would take `a` beyond this lifetime.
+    lifetime = spent_epsilon(Spent(2 * spent.gaussian, 2 * spent.distance), 1e-6)
+    policy.write_text(f"lifetime-epsilon = {lifetime * 1.01}\n")
+    facts = json.loads(privsyn("status", "--folder", tmp_path, "--policy", policy, "--json").stdout)
+    assert facts["records"]["at_limit"] == 1
+
+
+def _node(folder: Path) -> Node:
+    facts = Hello(2, 0, deployed=True)
+    return Node(facts, folder, "", "", Policy(), None, dict)
 
 
 def test_nothing_is_forgotten_where_no_node_is(tmp_path: Path) -> None:
@@ -205,7 +249,7 @@ def test_roster_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [["show"], ["key"], ["forget", "a"]])
+@pytest.mark.parametrize("command", [["status"], ["key"], ["forget", "a", "--unknown"]])
 def test_no_model_library_is_loaded(tmp_path: Path, command: list[str]) -> None:
     code = (
         "import sys\n"
