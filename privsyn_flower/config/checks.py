@@ -65,8 +65,8 @@ def check_tables(config: CommonConfig) -> None:
         if not config.uses(name) and table != type(table)():
             owners = " or ".join(repr(entry.name) for entry in entries if name in entry.tables)
             raise ValueError(
-                f"keys of {name} belong to method = {owners}, and it is {config.method!r}: leave "
-                "them out"
+                f"keys of {name.replace('_', '-')} belong to method = {owners}, and it is "
+                f"{config.method!r}: leave them out"
             )
     config.own.check(config)
     for name, check in SHARED.items():

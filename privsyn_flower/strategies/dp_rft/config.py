@@ -9,8 +9,8 @@ from pydantic import Field
 from privsyn_flower.config.common import SYNTHETIC, CommonConfig, MethodEntry, MethodTable
 from privsyn_flower.strategies.popri.config import PopriConfig
 
-# Of POPri's keys: how its scores are asked, and what is made of them. Its rank of the rejected is not
-# read either, but stands where there are fewer responses than its default.
+# Of POPri's keys: how its scores are asked, and what is made of them. Its rank of the rejected is
+# not read either, but has to fit the number of responses.
 UNUSED = ("labels", "dimension", "training", "label_smoothing")
 
 
@@ -56,5 +56,7 @@ class DpRftConfig(MethodTable):
 
 
 METHODS = (
-    MethodEntry("dp-rft", SYNTHETIC, DpRftConfig, ("popri",), order=6, title="DP-RFT (2026)"),
+    MethodEntry(
+        "dp-rft", SYNTHETIC, DpRftConfig, ("popri",), order=6, title="DP-RFT (Xu et al. 2026)"
+    ),
 )

@@ -1,8 +1,8 @@
-"""DP-RFT: votes for a policy's completions are its rewards (arXiv 2602.18633).
+"""DP-RFT: votes for a policy's completions are its rewards (Xu et al. 2026, arXiv 2602.18633).
 
-Only the abstract of that paper was at hand; what it leaves open is decided here: one question of
-nearest-neighbour votes among all completions of a round, and GRPO (Shao et al. 2024, arXiv
-2402.03300, equations 3 and 4) on those very completions. Rewards are made of released votes alone.
+Only that paper's abstract was at hand, which has nearest-neighbour votes and PPO. Decided here: one
+question among all completions of a round, and GRPO (Shao et al. 2024, arXiv 2402.03300, equations 3
+and 4), PPO without a value model, on those very completions. Rewards come of released votes alone.
 """
 
 from __future__ import annotations

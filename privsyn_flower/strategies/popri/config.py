@@ -97,13 +97,14 @@ class PopriConfig(MethodTable):
         if config.generation.backend == "openai":
             raise ValueError(
                 "generation.backend = 'openai' has no way to load the adapters that "
-                f"{config.method} trains: set 'huggingface', or 'vllm' with base-url for a server that takes LoRA adapters"
+                f"{config.method} trains: set 'huggingface', or 'vllm' with base-url for a server "
+                "that takes LoRA adapters"
             )
         if config.generation.chat and config.generation.backend != "huggingface":
             raise ValueError(
                 f"generation.chat = true, generation.backend = {config.generation.backend!r}: "
-                f"{config.method} trains in the chat template with 'huggingface' alone; set that, or "
-                "chat = false with the model's template in popri.instruction"
+                f"{config.method} trains in the chat template with 'huggingface' alone; set that, "
+                "or chat = false with the model's template in popri.instruction"
             )
         if self.select == "federated" and config.evaluation.task != "next-token":
             raise ValueError(

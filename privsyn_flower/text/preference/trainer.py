@@ -122,7 +122,8 @@ class PreferenceTrainer:
         over chosen and rejected responses, nats per response: an unbiased estimate of the KL
         divergence only for responses drawn from the policy, which these were before the
         training); for SFT of `token_accuracy`; for GRPO of `kl` (from the reference, nats per
-        token) and `clipped` (share of tokens whose ratio did not count). With `_first` and `_last`: those steps alone.
+        token) and `clipped` (share of tokens whose ratio did not count). With `_first` and
+        `_last`: those steps alone.
         Raises ValueError for pairs or settings that cannot be trained on, for a `work` folder
         of another training, AdapterError for a `start` that does not fit, and RuntimeError when
         the loss is not finite.
