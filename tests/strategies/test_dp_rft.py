@@ -196,6 +196,13 @@ def test_keys_that_cannot_work(keys: dict[str, Any], message: str) -> None:
         RunConfig.from_flat({"method": "dp-rft", **keys})
 
 
+def test_the_arguments_of_popri_are_noted_beside_its_own() -> None:
+    noted = make(learning=DpRftConfig(threshold=2.0)).arguments
+    found = {name: noted[name] for name in ("learning.threshold", "rounds", "config.prompts")}
+    assert found == {"learning.threshold": "2.0", "rounds": "3", "config.prompts": "30"}
+    assert noted["trainer"] == "PolicyTrainer" and noted["prompts"].startswith("60 texts")
+
+
 def test_adapters_are_of_popris_rank() -> None:
     found = RunConfig.from_flat({"method": "dp-rft", "popri.lora-rank": 3})
     assert (found.lora_rank, found.teaches_generator, found.uses("popri")) == (3, True, True)

@@ -76,7 +76,7 @@ class POPriRecipe(Synthesis[POPri]):
 
     @classmethod
     def lessons(cls, config: RunConfig) -> int:
-        """Pairs of a round, at most: texts of another kind count as what they cost of one."""
+        """Pairs that a round trains on, at most, or what else costs as much as so many."""
         return config[PopriConfig].prompts
 
     @classmethod

@@ -18,6 +18,7 @@ from privsyn_flower.strategies.dp_rft.config import DpRftConfig
 from privsyn_flower.strategies.engine.rounds import NothingLearned
 from privsyn_flower.strategies.popri.strategy import Lessons, POPri
 from privsyn_flower.strategies.synthesis.responses import Responses
+from privsyn_flower.text.prompts import PromptSource
 
 
 class DPRFT(POPri):
@@ -25,8 +26,10 @@ class DPRFT(POPri):
 
     Parameters
     ----------
-    learning : what votes are worth. The others are POPri's; trainer: weighted completions ->
-        adapters (`PreferenceTrainer(method="grpo")`).
+    prompts : as POPri's, without classes.
+    learning : what votes are worth.
+    named : the others of POPri's; trainer: completions with advantages -> adapters
+        (`PreferenceTrainer(method="grpo")`).
 
     `seeds` are the completions with a reward in the last round that had any.
     """
@@ -34,8 +37,14 @@ class DPRFT(POPri):
     method = "dp-rft"
     learns = "completions"
 
-    def __init__(self, *arguments: Any, learning: DpRftConfig | None = None, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(
+        self,
+        prompts: PromptSource | Sequence[str],
+        *,
+        learning: DpRftConfig | None = None,
+        **named: Any,
+    ) -> None:
+        super().__init__(prompts, **named)
         self.learning = learning or DpRftConfig()
 
     def ask(self, rnd: int) -> Query:
