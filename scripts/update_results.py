@@ -37,6 +37,7 @@ COMPARED = {  # grid, and marker of its part -> its picture
     "compare-demo": "accuracy-epsilon.png",
     "compare-users": "accuracy-users.png",
     "compare-ctcl": "accuracy-epsilon.png",
+    "compare-dp-rft": "accuracy-epsilon.png",
 }
 PAGE, IMAGES = ROOT / "docs" / "results" / "measured.md", ROOT / "docs" / "images"
 FRONT, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"

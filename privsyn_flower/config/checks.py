@@ -56,8 +56,8 @@ def check_sampler(config: CommonConfig) -> None:
 def check_tables(config: CommonConfig) -> None:
     """What the method's tables and the common ones need; some belong to their methods alone."""
     entries = config.methods.values()
-    strict = {name for entry in entries for name in entry.shared}
-    strict |= {entry.own.table for entry in entries if entry.own and not entry.own.elsewhere}
+    elsewhere = {entry.own.table for entry in entries if entry.own and entry.own.elsewhere}
+    strict = {name for entry in entries for name in entry.tables} - elsewhere
     for name in type(config).model_fields:
         if name not in strict:
             continue
@@ -65,8 +65,8 @@ def check_tables(config: CommonConfig) -> None:
         if not config.uses(name) and table != type(table)():
             owners = " or ".join(repr(entry.name) for entry in entries if name in entry.tables)
             raise ValueError(
-                f"keys of {name} belong to method = {owners}, and it is {config.method!r}: leave "
-                "them out"
+                f"keys of {name.replace('_', '-')} belong to method = {owners}, and it is "
+                f"{config.method!r}: leave them out"
             )
     config.own.check(config)
     for name, check in SHARED.items():
@@ -278,7 +278,7 @@ def _check_kind(config: CommonConfig) -> None:
     """Keys that a task or a method has no use for."""
     own = config.evaluation
     classes = own.task == "classification"
-    nodes = config.trains or config.own.evaluates_on_nodes
+    nodes = config.trains or config.own.evaluates_on_nodes(config)
     for key, used, barred in (
         (f"start = {own.start!r}", own.start != "base", classes),
         ("special-tokens = 'bos-eos'", own.special_tokens == "bos-eos", classes or nodes),

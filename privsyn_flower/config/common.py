@@ -69,13 +69,11 @@ class MethodTable(Section):
         """Whether the rounds ask for changes of a model."""
         return False
 
-    @property
-    def adapter_rank(self) -> int:
+    def adapter_rank(self, config: CommonConfig) -> int:
         """Rank of the adapters that the method trains of its generator; 0: it trains none."""
         return 0
 
-    @property
-    def evaluates_on_nodes(self) -> bool:
+    def evaluates_on_nodes(self, config: CommonConfig) -> bool:
         """Whether a model is measured on the nodes to make the result."""
         return False
 
@@ -238,12 +236,12 @@ class CommonConfig(Section):
     @property
     def lora_rank(self) -> int:
         """Of the adapters that the run trains of its generator."""
-        return self.own.adapter_rank or self.sft.lora_rank
+        return self.own.adapter_rank(self) or self.sft.lora_rank
 
     @property
     def teaches_generator(self) -> bool:
         """Whether the run trains adapters of its generator, on pairs or on what survived."""
-        return bool(self.own.adapter_rank or (self.uses("sft") and self.sft.epochs))
+        return bool(self.own.adapter_rank(self) or (self.uses("sft") and self.sft.epochs))
 
     @property
     def trains(self) -> bool:

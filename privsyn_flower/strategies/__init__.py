@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from privsyn_flower.strategies.ctcl.strategy import CTCL
     from privsyn_flower.strategies.dp_fedavg.strategy import DPFedAvg
     from privsyn_flower.strategies.dp_ftrl.strategy import DPFTRL
+    from privsyn_flower.strategies.dp_rft.strategy import DPRFT
     from privsyn_flower.strategies.engine.callbacks import (
         Callback,
         CheckFailed,
@@ -49,6 +50,7 @@ else:
             "ctcl.strategy": "CTCL",
             "dp_fedavg.strategy": "DPFedAvg",
             "dp_ftrl.strategy": "DPFTRL",
+            "dp_rft.strategy": "DPRFT",
             "engine.callbacks": "Callback CheckFailed Question RunStart",
             "engine.cohort": "RoundPlan",
             "engine.rounds": "Method NoRelease NothingLearned NothingSurvived Rounds",
@@ -66,6 +68,7 @@ else:
 __all__ = [
     "CTCL",
     "DPFTRL",
+    "DPRFT",
     "Callback",
     "Caps",
     "CheckFailed",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -137,10 +137,11 @@ class Trained:
 
 @runtime_checkable
 class Trainer(Protocol):
-    """Preference pairs -> adapters (POPri, Algorithm 1: DPO of Psi; SFT on the chosen)."""
+    """Preference pairs -> adapters (POPri, Algorithm 1: DPO of Psi; SFT on the chosen); or
+    completions with advantages (`advantage`, a number) -> adapters (DP-RFT: GRPO)."""
 
     def train(
-        self, pairs: Sequence[Mapping[str, str]], *, start: Path | None, work: Path, seed: int
+        self, pairs: Sequence[Mapping[str, Any]], *, start: Path | None, work: Path, seed: int
     ) -> list[Trained]:
         """Pairs of `prompt`, `chosen` and `rejected` -> the adapter of each epoch, in order.
 

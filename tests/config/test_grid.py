@@ -134,6 +134,7 @@ SHIPPED: list[tuple[str, str, int]] = [
     ("compare-demo", "", 3 * 3 * 3 + 2 * 3 + 3 * 3),
     ("compare-chats", "", (1 + 11 * 2) * 3),
     ("compare-ctcl", "", 5 * 2 * 3),
+    ("compare-dp-rft", "", 3 * 2 * 3),
     ("compare-users", "", 3 * 3 * 2 * 3),
     ("grids/ctcl", "papers/ctcl-pubmed-eps1", 7),
 ]

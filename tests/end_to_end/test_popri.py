@@ -1,4 +1,4 @@
-"""POPri through real `flwr run`s: killed while it trains, and resumed to the same bits."""
+"""POPri through real `flwr run`s: killed while it trains, and resumed to the same bits; DP-RFT."""
 
 from __future__ import annotations
 
@@ -141,6 +141,25 @@ def test_killed_while_training_and_resumed(
     seen = b"\0".join(map(content_bytes, grid.received))
     assert len(seen) > 10_000
     assert not any(text in seen for text in private_texts(mini))
+
+
+def test_votes_are_rewards_of_what_was_written(mini: Path, config: Path) -> None:
+    """DP-RFT: a round of it, by the same nodes."""
+    path, folder = mini / "dp-rft.toml", mini / "dp-rft"
+    path.write_text(config.read_text().replace('method = "popri"', 'method = "dp-rft"'))
+    changes = ("rounds=1", "popri.epochs=1", "dp-rft.threshold=0.0", f"run-folder={folder}")
+    options = [word for change in changes for word in ("--set", change)]
+    code, _, err = finish(privsyn("run", path, *options, cwd=mini))
+    assert code == NOT_USABLE, "\n".join(err)  # a random Llama has learned next to nothing
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["method"], summary["rounds"]) == ("dp-rft", 1)
+    (row,) = read_jsonl(folder / "metrics.jsonl")
+    assert 0 < row["candidates_alive"] <= row["responses_asked"] and row["prompts_taught"] > 0
+    assert row["training_clipped"] == 0.0 and row["training_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert (folder / "popri" / "round-0001" / "epoch-1" / "adapter_model.safetensors").is_file()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    private = private_texts(mini)
+    assert not any(text in file.read_bytes() for file in files for text in private)
 
 
 def check_folder(folder: Path, mini: Path) -> None:

@@ -111,11 +111,11 @@ def test_benchmark_compares_with_every_control(
     assert grid.sent == [] and again["benchmark"] == found
 
 
-@pytest.mark.parametrize("method", ["pretext", "popri"])
+@pytest.mark.parametrize("method", ["pretext", "popri", "dp-rft"])
 def test_controls_that_were_left_out_are_nowhere(
     configured: Any, loopback: Any, tmp_path: Path, method: str
 ) -> None:
-    chosen = "unaligned" if method == "popri" else ""
+    chosen = "" if method == "pretext" else "unaligned"
     config = configured(**{"method": method, "benchmark": True, "evaluation.controls": chosen})
     summary, _ = run(config, loopback, tmp_path / "run")
     found, made = summary["benchmark"], [chosen] * bool(chosen)
@@ -126,6 +126,7 @@ def test_controls_that_were_left_out_are_nowhere(
     }  # fmt: skip
     for distances in found["frechet"].values():
         assert not {"random_public", "noise_votes", "noise_scores"} & set(distances)
+    assert ("true_votes" in found, "responses" in found) == (method != "popri", method == "popri")
     there = {path.name for path in (tmp_path / "run").iterdir()}
     assert there & {"control.jsonl", "unaligned.jsonl", "rival.jsonl"} == (
         {"unaligned.jsonl"} if chosen else set()

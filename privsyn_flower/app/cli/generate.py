@@ -35,7 +35,6 @@ from privsyn_flower.server_apps.methods.synthesis import Writing, state_of
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import PublicText, is_deployment, public_text
 from privsyn_flower.strategies.ctcl.config import CtclConfig
-from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.strategies.synthesis.topic_writing import load_generation_inputs, write
 from privsyn_flower.text.prompts import LabelledText, TooFewTextsError
 from privsyn_flower.text.tiny.assets import embedded
@@ -137,7 +136,7 @@ def _config(folder: Path) -> RunConfig:
     if not recipe.keeps_generator and not recipe.rewrites:
         raise ConfigError(
             f"{folder} is a run of method = {config.method!r}, which released nothing to write "
-            "text of: `privsyn generate` is for pretext, pe, popri and ctcl"
+            "text of: `privsyn generate` is for pretext, pe, popri, dp-rft and ctcl"
         )
     if pool := config[CtclConfig].resample_pool:
         raise ConfigError(
@@ -200,7 +199,7 @@ def _public(config: RunConfig, progress: Progress) -> PublicText:
     """Public text, where the method or a tiny generator needs any: a simulation's only from its
     cache, since it would be made anew beside the users' text."""
     tiny = embedded("generator", config.models.generator) is not None
-    if not tiny and not config.owns(PopriConfig):
+    if not tiny and not config.uses("popri"):
         return PublicText([], None)
     if not is_deployment(config):
         folder = cache_folder(config) / "data" / prepared_key(config.data)[:24]

@@ -194,7 +194,7 @@ def disk_of(
             cache += 4 * embedder.dimension * data.users * data.samples_per_user
         if recipe.retrieves(config):
             cache += 4 * embedder.dimension * data.public_pool
-    if config.owns(PopriConfig) and generator is not None:
+    if config.uses("popri") and generator is not None:
         own = config[PopriConfig]
         run += config.rounds * own.epochs * 4 * generator.adapter(own.lora_rank)
         run += config.rounds * recipe.length(config) * data.sample_words * WORD_BYTES

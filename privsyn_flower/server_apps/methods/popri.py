@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.strategies.popri.strategy import POPri
 from privsyn_flower.strategies.synthesis.responses import Distance
 from privsyn_flower.text.prompts import HEADING, LabelledText
+from privsyn_flower.text.protocols import Trainer
 
 UNALIGNED = "unaligned"
 
@@ -72,6 +73,11 @@ class POPriRecipe(Synthesis[POPri]):
     @classmethod
     def length(cls, config: RunConfig) -> int:
         return config[PopriConfig].prompts * config[PopriConfig].responses
+
+    @classmethod
+    def lessons(cls, config: RunConfig) -> int:
+        """Pairs that a round trains on, at most, or what else costs as much as so many."""
+        return config[PopriConfig].prompts
 
     @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
@@ -116,7 +122,7 @@ class POPriRecipe(Synthesis[POPri]):
             generation(config, "rounds", "responses", asked, rounds),
             embedding("rounds", "responses", asked, tokens, rounds),
             private_texts(config),
-            preferences(config, own.prompts * own.epochs, shown, rounds),
+            preferences(config, cls.lessons(config) * own.epochs, shown, rounds),
             generation(config, "rounds", "texts to choose an epoch by", compared, rounds),
             embedding("rounds", "texts to choose an epoch by", compared, tokens, rounds),
             generation(config, "rounds", "texts to choose a round by",
@@ -151,17 +157,25 @@ class POPriRecipe(Synthesis[POPri]):
         return strategy
 
     def strategy(self, folder: RunFolder) -> POPri:
+        strategy = self.algorithm(**self.arguments())
+        strategy.attach(folder)
+        return strategy
+
+    def algorithm(self, **arguments: Any) -> POPri:
+        return POPri(**arguments, trainer=self.trainer(self.config[PopriConfig].training))
+
+    def trainer(self, method: Literal["dpo", "sft", "grpo"], **options: Any) -> Trainer:
+        """Of adapters, by the keys of `[popri]`."""
         from privsyn_flower.text.preference import PreferenceTrainer
         from privsyn_flower.text.preference.tuning import EXPAND_ENDING
 
-        config, popri, public = self.config, self.config[PopriConfig], self.models.public
-        private_distance = self._private_distance()
+        config, popri = self.config, self.config[PopriConfig]
         # A list goes on with the next heading; an answer, and a turn of a chat, just ends.
         listed = popri.examples > 0 or HEADING in popri.instruction
         chat = config.generation.chat
-        trainer = PreferenceTrainer(
+        return PreferenceTrainer(
             self.models.folder("generator"),
-            method=popri.training,
+            method=method,
             beta=popri.beta,
             label_smoothing=popri.label_smoothing,
             learning_rate=popri.learning_rate,
@@ -178,24 +192,26 @@ class POPriRecipe(Synthesis[POPri]):
             processes=config.models.training_processes,
             launch_arguments=config.models.accelerate_arguments,
             progress=self.run.progress,
+            **options,
         )
-        strategy = POPri(
-            public.pool,
-            embedder=self.models.embedder(),
-            generator=self.models.generator(),
-            trainer=trainer,
-            rounds=config.rounds,
-            config=popri,
-            samples_cap=config.data.samples_per_user,
-            min_words=config.expand.min_words,
-            max_words=config.data.sample_words,
-            validation=public.validation,
-            private_distance=private_distance,
-            seed=config.seed,
-            progress=self.run.progress,
-        )
-        strategy.attach(folder)
-        return strategy
+
+    def arguments(self) -> dict[str, Any]:
+        """Of the algorithm, but for its trainer."""
+        config, public = self.config, self.models.public
+        return {
+            "prompts": public.pool,
+            "private_distance": self._private_distance(),
+            "embedder": self.models.embedder(),
+            "generator": self.models.generator(),
+            "rounds": config.rounds,
+            "config": config[PopriConfig],
+            "samples_cap": config.data.samples_per_user,
+            "min_words": config.expand.min_words,
+            "max_words": config.data.sample_words,
+            "validation": public.validation,
+            "seed": config.seed,
+            "progress": self.run.progress,
+        }
 
     def _private_distance(self) -> Distance | None:
         """The paper's choice of checkpoints, by text that epsilon does not cover."""

@@ -40,15 +40,22 @@ class Arguments:
 def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
     first = function.__name__ == "__init__"
+    # A constructor that hands the rest of its arguments on: its base's names them.
+    adds = first and any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
     @functools.wraps(function)
     def noting(self: Any, *positional: Any, **named: Any) -> Any:
         known: dict[str, str] = getattr(self, "arguments", {})
         given = _bound(signature, (self, *positional), named)
-        if given and not (first and known):  # a subclass' arguments say what it gives its base
+        if (
+            given and not adds and not (first and known)
+        ):  # a subclass' arguments say what it gives its base
             self.arguments = known | given
         with api_words():
-            return function(self, *positional, **named)
+            result = function(self, *positional, **named)
+        if adds:
+            self.arguments = getattr(self, "arguments", {}) | given
+        return result
 
     return noting
 

@@ -80,12 +80,10 @@ class PopriConfig(MethodTable):
             raise ValueError("popri.examples = 0 needs popri.instruction, the prompt itself")
         return self
 
-    @property
-    def adapter_rank(self) -> int:
+    def adapter_rank(self, config: CommonConfig) -> int:
         return self.lora_rank
 
-    @property
-    def evaluates_on_nodes(self) -> bool:
+    def evaluates_on_nodes(self, config: CommonConfig) -> bool:
         return self.select == "federated"
 
     def check(self, config: CommonConfig) -> None:
@@ -106,14 +104,15 @@ class PopriConfig(MethodTable):
             raise ValueError("popri.labels needs data.label-column, where a text's class stands")
         if config.generation.backend == "openai":
             raise ValueError(
-                "generation.backend = 'openai' has no way to load the adapters that popri trains: "
-                "set 'huggingface', or 'vllm' with base-url for a server that takes LoRA adapters"
+                "generation.backend = 'openai' has no way to load the adapters that "
+                f"{config.method} trains: set 'huggingface', or 'vllm' with base-url for a server "
+                "that takes LoRA adapters"
             )
         if config.generation.chat and config.generation.backend != "huggingface":
             raise ValueError(
                 f"generation.chat = true, generation.backend = {config.generation.backend!r}: "
-                "popri trains in the chat template with 'huggingface' alone; set that, or "
-                "chat = false with the model's template in popri.instruction"
+                f"{config.method} trains in the chat template with 'huggingface' alone; set that, "
+                "or chat = false with the model's template in popri.instruction"
             )
         if self.select == "federated" and config.evaluation.task != "next-token":
             raise ValueError(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.serverapp import Grid
 
@@ -48,6 +48,18 @@ class NoPairs(NothingLearned):
 
 
 @dataclass(frozen=True)
+class Lessons:
+    """What a round's answers say about its responses: rows for the trainer, of so many at most,
+    public figures about them, the responses that become seeds, and a note on progress."""
+
+    rows: list[dict[str, Any]]
+    most: int
+    metrics: dict[str, Any]
+    seeds: list[str]
+    note: str
+
+
+@dataclass(frozen=True)
 class Learned:
     """What a round left behind. adapter: relative to the strategy's folder; None: the base.
     distance: Frechet, of the kept checkpoint's texts to the text that rounds are compared by."""
@@ -81,6 +93,7 @@ class POPri(SynthesisStrategy):
     """
 
     method = "popri"
+    learns: ClassVar[str] = "pairs"  # of a round, in words
 
     def __init__(
         self,
@@ -183,31 +196,24 @@ class POPri(SynthesisStrategy):
 
     def _learn(self, rnd: int, released: F64, noise_std: float) -> Learned:
         responses, before = self._responses(rnd), self._before(rnd)
-        scores = responses.matrix(released)
-        ranking = rank_responses(responses.texts, scores, rejected_rank=self.config.rejected_rank)
-        pairs = pairs_of(ranking, [prompt.text for prompt in responses.prompts], responses.texts)
+        lessons = self.lessons(responses, released, noise_std)
         metrics: dict[str, Any] = {
             "prompts_asked": len(responses.groups),
             "responses_asked": len(released),
-            "pairs": len(pairs),
-            "pairs_identical": ranking.identical,
-            "pairs_unusable": ranking.unusable,
-            "pairs_shortened": ranking.shortened,
+            **lessons.metrics,
             **score_facts(released, responses.groups, noise_std),
             "frechet_public": self._response_distance(responses),
         }
-        if not pairs:
+        if not lessons.rows:
             if not self.adapters:
-                raise NoPairs(rnd)
-            logger.warning("round %d has no pairs: the generator stays as it was", rnd)
+                raise self.nothing(rnd)
+            logger.warning("round %d has no %s: the generator stays as it was", rnd, self.learns)
             return Learned(before, self.distances[-1], self.seeds, metrics)
-        best, worse = (scores[ranking.prompts, j] for j in (ranking.chosen, ranking.rejected))
-        margin = metrics["preference_margin"] = float((best - worse).mean()) / noise_std
-        note = f"their margin {margin:.2f} standard deviations of the noise"
-        self.progress(f"round {rnd}: pairs", len(pairs), len(responses.texts), note)
+        label = f"round {rnd}: {self.learns}"
+        self.progress(label, len(lessons.rows), lessons.most, lessons.note)
         self.generator.rest()
         trained = self.trainer.train(
-            pairs,
+            lessons.rows,
             start=self._path(before),
             work=self.folder / f"round-{rnd:04d}",
             seed=int(seeded(self.seed, rnd, "training").integers(2**31)),
@@ -221,8 +227,30 @@ class POPri(SynthesisStrategy):
         # Relative, so that a run folder can be moved.
         adapter = own.adapter.relative_to(self.folder).as_posix()
         distance = kept.private if self.config.select == "private" else kept.public
+        return Learned(adapter, distance, lessons.seeds, metrics)
+
+    def lessons(self, responses: Responses, released: F64, noise_std: float) -> Lessons:
+        """Lines 21 to 26: the preference pairs."""
+        scores = responses.matrix(released)
+        ranking = rank_responses(responses.texts, scores, rejected_rank=self.config.rejected_rank)
+        pairs = pairs_of(ranking, [prompt.text for prompt in responses.prompts], responses.texts)
+        metrics: dict[str, Any] = {
+            "pairs": len(pairs),
+            "pairs_identical": ranking.identical,
+            "pairs_unusable": ranking.unusable,
+            "pairs_shortened": ranking.shortened,
+        }
+        note = ""
+        if pairs:
+            best, worse = (scores[ranking.prompts, j] for j in (ranking.chosen, ranking.rejected))
+            margin = metrics["preference_margin"] = float((best - worse).mean()) / noise_std
+            note = f"their margin {margin:.2f} standard deviations of the noise"
         seeds = list(dict.fromkeys(pair["chosen"] for pair in pairs))
-        return Learned(adapter, distance, seeds, metrics)
+        return Lessons(list(pairs), len(responses.texts), metrics, seeds, note)
+
+    def nothing(self, rnd: int) -> NothingLearned:
+        """The error of a first round without lessons."""
+        return NoPairs(rnd)
 
     def _response_distance(self, responses: Responses) -> float | None:
         """Frechet distance of the round's texts, embedded to be asked about, to public validation

@@ -37,6 +37,8 @@ from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.preference.tuning import (
     CHECKPOINTS,
     KEY,
+    NEEDED,
+    Pair,
     Row,
     Setting,
     Tuning,
@@ -50,7 +52,7 @@ SCHEDULES = {"cosine": "cosine", "constant": "constant_with_warmup"}  # transfor
 def fit(
     setting: Setting,
     tuning: Tuning,
-    pairs: Sequence[Mapping[str, str]],
+    pairs: Sequence[Pair],
     *,
     start: Path | None,
     work: Path,
@@ -70,18 +72,25 @@ def fit(
         base = base_of(setting.model, model, KEY)
         rising = 0 if start is not None else tuning.warmup_steps
         arguments = _arguments(setting, tuning, checkpoints, model.dtype, seed, rising)
-        dpo = tuning.method == "dpo"
-        names = ("chosen", "rejected") if dpo else ("chosen",)
         context = int(getattr(model.config, "max_position_embeddings", 1 << 30))
         turn = chat_turn(tokenizer, setting.model) if tuning.chat else None
         rows = encode_pairs(
-            pairs, tokenizer, context=context, ending=tuning.ending, names=names, turn=turn
+            pairs,
+            tokenizer,
+            context=context,
+            ending=tuning.ending,
+            names=NEEDED[tuning.method],
+            turn=turn,
         )
         adapter = lora(tuning.lora_rank, tuning.lora_alpha)
         common = {"model": model, "processing_class": tokenizer, "peft_config": adapter}
-        trainer = (_dpo if dpo else _sft)(rows, tuning, arguments, common)
+        trainer = _trainer(rows, pairs, tuning, arguments, common)
         if start is not None:
             _load(trainer.model, start, base, tuning)
+        if tuning.method == "grpo":
+            from privsyn_flower.text.preference.policy import keep_policy
+
+            keep_policy(trainer)
         trainer.remove_callback(PrinterCallback)
         latest = latest_checkpoint(checkpoints)
         with bar(setting.progress, "preference training", _steps(trainer, tuning)) as advance:
@@ -95,7 +104,22 @@ def fit(
     return metrics
 
 
-class _Silent:
+def _trainer(
+    rows: Sequence[Row],
+    pairs: Sequence[Pair],
+    tuning: Tuning,
+    arguments: dict[str, Any],
+    common: dict[str, Any],
+) -> Any:
+    """TRL's of the method."""
+    if tuning.method == "grpo":
+        from privsyn_flower.text.preference.policy import grpo
+
+        return grpo(rows, pairs, tuning, arguments, common)
+    return (_dpo if tuning.method == "dpo" else _sft)(rows, tuning, arguments, common)
+
+
+class Silent:
     """What TRL's trainers would do beside training: report their use, write model cards."""
 
     def _send_telemetry(self) -> None:
@@ -105,13 +129,13 @@ class _Silent:
         """No README in checkpoints."""
 
 
-class _DPO(_Silent, DPOTrainer):  # type: ignore[misc]
+class _DPO(Silent, DPOTrainer):  # type: ignore[misc]
     def _prepare_dataset(self, dataset: Dataset, *_: Any, **__: Any) -> Dataset:
         """The rows are token ids already; TRL's own way would end every text with end-of-text."""
         return dataset
 
 
-class _SFT(_Silent, SFTTrainer):  # type: ignore[misc]
+class _SFT(Silent, SFTTrainer):  # type: ignore[misc]
     pass
 
 
@@ -304,6 +328,9 @@ def epoch_metrics(
 def _named(entry: Mapping[str, Any], tuning: Tuning) -> dict[str, float]:
     if tuning.method == "sft":
         return {"loss": float(entry["loss"]), "token_accuracy": entry["mean_token_accuracy"]}
+    if tuning.method == "grpo":
+        clipped = entry["clip_ratio/region_mean"]
+        return {"loss": float(entry["loss"]), "kl": entry["kl"], "clipped": clipped}
     rewards = entry["rewards/chosen"] + entry["rewards/rejected"]
     return {
         "loss": float(entry["loss"]),

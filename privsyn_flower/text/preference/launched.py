@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from privsyn_flower.common.files import replace_private
 from privsyn_flower.common.progress import bar, silent
 from privsyn_flower.common.python_path import finding_us
 from privsyn_flower.text.models.devices import loopback_only
-from privsyn_flower.text.preference.tuning import Setting, Tuning
+from privsyn_flower.text.preference.tuning import Pair, Setting, Tuning
 from privsyn_flower.text.serving import supervisor
 
 JOB, METRICS, STEPS, LOG = "job.json", "metrics.json", "steps", "accelerate.log"
@@ -51,7 +51,7 @@ def launch_environment(device: str) -> dict[str, str]:
 def fit_launched(
     setting: Setting,
     tuning: Tuning,
-    pairs: Sequence[Mapping[str, str]],
+    pairs: Sequence[Pair],
     *,
     start: Path | None,
     work: Path,

@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,7 @@ from privsyn_flower.text.preference.tuning import (
     CHECKPOINTS,
     EXPAND_ENDING,
     KEY,
+    Pair,
     Setting,
     Tuning,
     check_pairs,
@@ -43,7 +44,8 @@ class PreferenceTrainer:
 
     Args:
         model: folder or hub name of the base; loaded once per training and let go afterwards.
-        method: `dpo`, or `sft` on the chosen responses (the paper's PE + SFT).
+        method: `dpo`; `sft` on the chosen responses (the paper's PE + SFT); or `grpo`, whose
+            "pairs" are a `prompt`, its `completion` and that one's `advantage`.
         beta: strength of the reference, which is the base without adapter in every round.
         label_smoothing: above 0: conservative DPO, the chance that a preference is wrong.
         learning_rate: AdamW's peak.
@@ -63,6 +65,7 @@ class PreferenceTrainer:
         launch_arguments: more arguments of `accelerate launch`, as on a command line.
         section: of the configuration that these are from, which errors name.
         chat: a prompt is a user's turn in the tokenizer's chat template.
+        clip: GRPO's probability ratios count within 1 +- clip.
     """
 
     @named_as_arguments
@@ -70,7 +73,7 @@ class PreferenceTrainer:
         self,
         model: str | os.PathLike[str],
         *,
-        method: Literal["dpo", "sft"] = "dpo",
+        method: Literal["dpo", "sft", "grpo"] = "dpo",
         beta: float = 0.01,
         label_smoothing: float = 0.0,
         learning_rate: float = 5e-7,
@@ -91,13 +94,14 @@ class PreferenceTrainer:
         launch_arguments: str = "",
         section: str = "popri",
         chat: bool = False,
+        clip: float = 0.2,
     ) -> None:
         self.tuning = Tuning(
             method=method, beta=beta, label_smoothing=label_smoothing,
             learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps,
             epochs=epochs, batch_size=batch_size, micro_batch_size=micro_batch_size,
             lora_rank=lora_rank, lora_alpha=lora_alpha, ending=ending,
-            section=section, processes=processes, chat=chat,
+            section=section, processes=processes, chat=chat, clip=clip,
         )  # fmt: skip
         found = training_device(device)
         if gradient_checkpointing is None:
@@ -108,7 +112,7 @@ class PreferenceTrainer:
         )  # fmt: skip
 
     def train(
-        self, pairs: Sequence[Mapping[str, str]], *, start: Path | None, work: Path, seed: int
+        self, pairs: Sequence[Pair], *, start: Path | None, work: Path, seed: int
     ) -> list[Trained]:
         """Pairs -> one Trained per epoch, in order (see `Trainer`).
 
@@ -117,7 +121,9 @@ class PreferenceTrainer:
         (beta times the difference of the two log-ratios) and `kl` (mean of log policy/reference
         over chosen and rejected responses, nats per response: an unbiased estimate of the KL
         divergence only for responses drawn from the policy, which these were before the
-        training); for SFT of `token_accuracy`. With `_first` and `_last`: those steps alone.
+        training); for SFT of `token_accuracy`; for GRPO of `kl` (from the reference, nats per
+        token) and `clipped` (share of tokens whose ratio did not count). With `_first` and
+        `_last`: those steps alone.
         Raises ValueError for pairs or settings that cannot be trained on, for a `work` folder
         of another training, AdapterError for a `start` that does not fit, and RuntimeError when
         the loss is not finite.
@@ -152,11 +158,11 @@ class PreferenceTrainer:
             self.setting.model, KEY, target, rank=tuning.lora_rank, alpha=tuning.lora_alpha
         )
 
-    def _task(self, pairs: Sequence[Mapping[str, str]], start: Path | None, seed: int) -> str:
+    def _task(self, pairs: Sequence[Pair], start: Path | None, seed: int) -> str:
         """A hash of all that the result depends on."""
         folder = local_folder(self.setting.model, KEY)
         # Several processes take the pairs in another order.
-        apart = {("section", self.tuning.section), ("processes", 1), ("chat", False)}
+        apart = {("section", self.tuning.section), ("processes", 1), ("chat", False), ("clip", 0.2)}
         about = {
             "model": folder_fingerprint(folder) if folder else os.fspath(self.setting.model),
             "tuning": {k: v for k, v in asdict(self.tuning).items() if (k, v) not in apart},

@@ -9,6 +9,7 @@ the next heading of the expand format, or the end-of-text token.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from privsyn_flower.common.progress import Progress
 from privsyn_flower.text.prompts import HEADING
 
 KEY = "models.generator"
+Pair = Mapping[str, Any]  # a prompt, its responses' texts, and for GRPO an advantage
+NEEDED = {"dpo": ("chosen", "rejected"), "sft": ("chosen",), "grpo": ("completion",)}
 CHECKPOINTS = "checkpoints"
 
 
@@ -25,9 +28,9 @@ CHECKPOINTS = "checkpoints"
 class Tuning:
     """The public numbers of a run; the names are those of `[popri]` and `[sft]`. section:
     which of the two, for errors. processes: that share the pairs of a step. chat: a prompt is a
-    user's turn in the tokenizer's chat template."""
+    user's turn in the tokenizer's chat template. clip: of GRPO's probability ratios."""
 
-    method: Literal["dpo", "sft"]
+    method: Literal["dpo", "sft", "grpo"]
     beta: float
     label_smoothing: float
     learning_rate: float
@@ -42,10 +45,12 @@ class Tuning:
     section: str = "popri"
     processes: int = 1
     chat: bool = False
+    clip: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.method not in {"dpo", "sft"}:
-            raise ValueError(f"{self.key('training')} = {self.method!r}: must be 'dpo' or 'sft'")
+        if self.method not in NEEDED:
+            names = ", ".join(map(repr, NEEDED))
+            raise ValueError(f"{self.key('training')} = {self.method!r}: must be one of {names}")
         for name in ("beta", "learning_rate", "lora_alpha"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{self.key(name)} = {getattr(self, name)}: must be above 0")
@@ -110,21 +115,23 @@ EXPAND_ENDING = "\n" + HEADING  # what follows a sample in `expand_prompt`
 Row = dict[str, list[int]]
 
 
-def check_pairs(pairs: Sequence[Mapping[str, str]], method: str) -> None:
+def check_pairs(pairs: Sequence[Pair], method: str) -> None:
     """Raise ValueError for no pairs, a pair without its texts, or one that says nothing."""
-    needed = ("prompt", "chosen") if method == "sft" else ("prompt", "chosen", "rejected")
     if not pairs:
         raise ValueError("no preference pairs: every prompt's responses were alike")
     for number, pair in enumerate(pairs):
-        lacking = [name for name in needed if not str(pair.get(name) or "").strip()]
+        texts = ("prompt", *NEEDED[method])
+        lacking = [name for name in texts if not str(pair.get(name) or "").strip()]
         if lacking:
             raise ValueError(f"pair {number}: {lacking[0]!r} is missing or empty")
         if method == "dpo" and pair["chosen"] == pair["rejected"]:
             raise ValueError(f"pair {number}: chosen and rejected are the same text; drop the pair")
+        if method == "grpo" and not math.isfinite(pair.get("advantage", math.nan)):
+            raise ValueError(f"pair {number}: 'advantage' must be a finite number")
 
 
 def encode_pairs(
-    pairs: Sequence[Mapping[str, str]],
+    pairs: Sequence[Pair],
     tokenizer: Any,
     *,
     context: int,

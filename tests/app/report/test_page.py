@@ -41,7 +41,17 @@ from tests.rigs.tables import CENTRAL, SECURE, summary
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 TRAINS = {"dp-fedavg", "dp-ftrl", "evaluation"}
-METHODS = ("pretext", "pe", "popri", "ctcl", "dp-fedavg", "dp-ftrl", "evaluation", "public-only")
+METHODS = (
+    "pretext",
+    "pe",
+    "popri",
+    "dp-rft",
+    "ctcl",
+    "dp-fedavg",
+    "dp-ftrl",
+    "evaluation",
+    "public-only",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -98,7 +98,16 @@ def test_settings_are_numbers_and_choices_of_the_methods_tables() -> None:
     assert not [value for value in told.values() if "/" in str(value)]
     assert not [key for key in told if key.startswith(("popri.", "training.", "ctcl."))]
     assert public_settings(told) == told
-    for method in ("popri", "ctcl", "dp-fedavg", "pe", "evaluation", "dp-prompt", "expand-only"):
+    for method in (
+        "popri",
+        "dp-rft",
+        "ctcl",
+        "dp-fedavg",
+        "pe",
+        "evaluation",
+        "dp-prompt",
+        "expand-only",
+    ):
         own = settings_of(RunConfig.from_flat({"method": method}))
         assert public_settings(own)["method"] == method
 
