@@ -64,7 +64,7 @@ def rows() -> Iterator[Row]:
             files = tuple(opened(own.get("files", "")))
             grid = own.get("grid", "")
             command = own.get("command", _command(files, grid))
-            if where not in PLACES or not (command or where == PLACES[2]):
+            if where not in PLACES or not (command or where in PLACES[2:]):
                 raise ValueError(f"{item['paper']}, {item['name']}, {own['row']}: {where!r}")
             paths = [f"configs/papers/{name}.toml" for name in files] or [""]
             each = paths if "FILE" in command else [""]
@@ -84,7 +84,7 @@ def _command(files: tuple[str, ...], grid: str) -> str:
 
 
 def awaited() -> set[str]:
-    """Files, and variants of a grid, that another change brings."""
+    """Files, variants of a grid and commands that another change brings."""
     patterns = tomllib.loads(SOURCE.read_text("utf-8"))["awaited"]
     return {name for pattern in patterns for name in opened(pattern)}
 

@@ -95,7 +95,7 @@ def check_command(program: str, *words: str) -> None:
         if "/" in word and word.startswith(("configs/", "tests/")):
             stem = word.rpartition("/")[2].removesuffix(".toml")
             assert stem in AWAITED or (ROOT / word).is_file(), word
-    if program == "pytest":
+    if program == "pytest" or " ".join(words[:2]) in AWAITED:
         return
     assert program == "privsyn"
     command, rest = PRIVSYN, list(words)
