@@ -108,8 +108,9 @@ app-config: install  ## what is generated from privsyn_flower/config: keys in py
 	$(BIN)/python scripts/update_app_config.py
 	$(BIN)/python scripts/update_docs.py
 
-paper-configs: install  ## configs/papers, from the tables of scripts/papers
+paper-configs: install  ## configs/papers and the page of the papers' rows, from scripts/papers
 	$(BIN)/python -m scripts.paper_configs
+	$(BIN)/python -m scripts.paper_rows
 
 benchmarks: install  ## generation where `make vllm` has been run, an 8B model where there is a GPU
 	$(BIN)/python benchmarks/vote_round.py

@@ -69,6 +69,7 @@ def test_the_papers_numbers(path: Path) -> None:
     assert (popri.lora_rank, popri.lora_alpha, popri.batch_size, popri.epochs) == (4, 8.0, 24, 2)
     assert (popri.learning_rate, popri.schedule, popri.warmup_steps) == (8e-7, "constant", 10)
     assert popri.select_samples == 1800
+    assert (popri.checkpoint, popri.select) == ("private", "private")  # section 5
     if config.aggregation == "plain":  # the central runs; 3e-6 in the federated ones
         assert config.delta <= 1 / (users * np.log10(users))
     else:
@@ -82,6 +83,7 @@ def test_the_papers_numbers(path: Path) -> None:
     assert tuning_of(config).steps_of(config.expand.samples) == steps
     from_c4 = config.models.downstream == "distilbert/distilgpt2"
     assert (evaluation.start == "public") == from_c4
+    assert (evaluation.special_tokens == "bos-eos") == from_c4
     assert evaluation.schedule == ("constant" if from_c4 else "linear")
 
 
@@ -93,7 +95,11 @@ def test_pretexts_fine_tuning(path: Path) -> None:
         assert (options.adapter_rank, options.adapter_alpha, options.batch_size) == (4, 8.0, 512)
         assert samples == 50_000 and tuning_of(config).steps_of(samples) == 98
         assert options.start == "base"
+        # The authors' code at 21e6350: 64 tokens, batches of 8, BOS alone.
+        assert (options.sequence_length, options.micro_batch_size) == (64, 8)
+        assert options.special_tokens == "tokenizer"
         return
+    assert options.special_tokens == "bos-eos"
     assert tuning_of(config).steps_of(samples) == 20 * 31
     c4 = tuning_of(config, public=True)
     assert c4.steps_of(config.data.public_pool) == 20 * 340 and c4.batch_size == 256

@@ -64,7 +64,10 @@ def test_a_benchmark_at_full_size_in_small(configured: Any, loopback: Any, tmp_p
 def test_benchmark_compares_with_every_control(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
-    private = {"benchmark": True, "popri.checkpoint": "private", "evaluation.rival": "pretext"}
+    private = {
+        "benchmark": True, "popri.checkpoint": "private", "popri.select": "private",
+        "evaluation.rival": "pretext",
+    }  # fmt: skip
     config = configured(**private, **{"popri.epochs": 2})
     summary, grid = run(config, loopback, tmp_path / "run")
     assert {m.metadata.message_type.partition(".")[2] for m in grid.sent} == {"hello", "scores"}

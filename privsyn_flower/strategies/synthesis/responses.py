@@ -122,7 +122,7 @@ class Writer:
 Distance = Callable[[Sequence[str]], float]  # of generated texts to what they should be like
 
 
-class Kept(NamedTuple):
+class EpochChoice(NamedTuple):
     """An epoch by its place, and the Frechet distances of its texts to public validation text and
     to private text; None where none was taken, or there was too little text."""
 
@@ -160,12 +160,12 @@ class Checkpoints:
                 "not cover the choice"
             )
 
-    def keep(self, rnd: int, trained: Sequence[Trained]) -> Kept:
+    def keep(self, rnd: int, trained: Sequence[Trained]) -> EpochChoice:
         """Trained epochs of a round -> the one to keep. Where nothing is compared no text is
         generated for a figure alone."""
         last = len(trained) - 1
         if self.choice == "last" and not (self.rounds and self.validation):
-            return Kept(last, None, None)
+            return EpochChoice(last, None, None)
         epochs = [last] if self.choice == "last" else list(range(len(trained)))
         texts = {epoch: self._texts(rnd, trained[epoch]) for epoch in epochs}
         public = {epoch: self.public_distance(texts[epoch]) for epoch in epochs}
@@ -175,7 +175,7 @@ class Checkpoints:
         measured = public if self.private_distance is None else private
         kept = min(epochs, key=lambda epoch: measured[epoch])
         told = [one[kept] if math.isfinite(one[kept]) else None for one in (public, private)]
-        return Kept(kept, *told)
+        return EpochChoice(kept, *told)
 
     def public_distance(self, texts: Sequence[str]) -> float:
         """Frechet distance of the embeddings; infinite when there is too little to compare."""
