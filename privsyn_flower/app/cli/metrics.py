@@ -8,7 +8,7 @@ a bound that all answered questions together give, whoever was in them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -28,7 +28,7 @@ class Metric(NamedTuple):
 
     name: str
     about: str
-    values: list[tuple[Mapping[str, str], float]]
+    values: Sequence[tuple[Mapping[str, str], float]]
 
 
 def metrics(
@@ -148,8 +148,8 @@ def run_metrics(folder: Path) -> list[Metric]:
         Metric("privsyn_run_disk_free_bytes", DISK, [({}, free_bytes(folder))]),
     ]
     if "rounds" in stored:
-        planned = [({}, float(stored["rounds"]))]
-        found.append(Metric("privsyn_run_rounds_planned", "Rounds planned.", planned))
+        planned = float(stored["rounds"])
+        found.append(Metric("privsyn_run_rounds_planned", "Rounds planned.", [({}, planned)]))
     if "epsilon" in stored and "delta" in stored:
         delta, total = {"delta": f"{stored['delta']:g}"}, float(stored["epsilon"])
         found.append(Metric("privsyn_run_epsilon", "The run's budget.", [(delta, total)]))

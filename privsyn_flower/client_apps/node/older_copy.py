@@ -2,8 +2,9 @@
 
 The records count their changes (table `changes`), and the highest count is in a file beside them,
 with what tells the records' key. Records that count less than the file says are an older copy: the
-node refuses to go on. A kill between the two leaves the file behind, never ahead. It does not help
-where the whole folder was put back, or where the file was lost with the records.
+node refuses to go on. A kill between the two leaves the file behind, never ahead; so does a power
+cut, as the file is not fsynced. It does not help where the whole folder was put back, or where the
+file was lost with the records.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import sqlite3
 from pathlib import Path
 
-from privsyn_flower.common.files import locked, replace_private
+from privsyn_flower.common.files import build_file, locked
 
 CHANGES_FILE = "node-changes.json"
 _TABLE = "CREATE TABLE IF NOT EXISTS changes (count INTEGER NOT NULL)"
@@ -43,8 +44,8 @@ def remember_count(folder: Path, key_check: bytes, count: int) -> None:
     """Keep the count of a transaction that is on disk; a later one's stays."""
     with locked(folder / "node-changes.lock"):
         if count > _seen(folder, key_check):
-            row = {"key_check": key_check.hex(), "count": count}
-            replace_private(folder / CHANGES_FILE, json.dumps(row).encode())
+            row = json.dumps({"key_check": key_check.hex(), "count": count})
+            build_file(folder / CHANGES_FILE, lambda scratch: scratch.write_text(row))
 
 
 def _seen(folder: Path, key_check: bytes) -> int:
