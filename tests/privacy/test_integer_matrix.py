@@ -90,6 +90,13 @@ def test_rows_wrap_modulo_two_to_the_64():
     assert (int(matrix.row(2, x.get)[0]) - exact) % 2**64 == 0
 
 
+def test_vectors_may_be_long_and_of_any_integers():
+    """Residues as they lie on disk, in more pieces than one."""
+    x = np.random.default_rng(0).integers(0, 2**32, (2, 70_000), dtype=np.uint32)
+    row = IntegerMatrix((64, 63), Participation(2)).row(2, lambda s: x[s - 1])
+    np.testing.assert_array_equal(row, 64 * x[1].astype(np.int64) + 63 * x[0].astype(np.int64))
+
+
 # --- norms ----------------------------------------------------------------------------------
 
 
