@@ -133,10 +133,11 @@ class IntegerMatrix:
             for start in range(0, len(past), _CHUNK):
                 part = np.multiply(past[start : start + _CHUNK], coefficient, dtype=np.int64)
                 total[start : start + _CHUNK] += part
+            del past  # before the next one is read
         return total
 
     def decorrelate(self, rnd: int, row: F64, earlier: Callable[[int], F64]) -> F64:
-        """Release `rnd` of X + C^-1 Z from that of C X + Z, by forward substitution: post-processing.
+        """Release `rnd` of X + C^-1 Z from that of C X + Z by forward substitution: post-processing.
 
         row: (d,), with C's diagonal taken as 1. earlier(s): what this returned for round s.
         """
