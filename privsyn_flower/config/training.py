@@ -166,8 +166,8 @@ class FtrlConfig(Section):
     restart_every: int = Field(0, ge=0, description="tree-restart: rounds of one tree")
     completion: bool = Field(False, description="tree-restart: complete a tree before the next")
     bands: int = Field(
-        0, ge=0, description="banded, banded-optimised, and blt with noise of the nodes: rounds that "
-        "share noise; 0: the separation, or all rounds where a user answers once"
+        0, ge=0, description="banded, banded-optimised, and blt with noise of the nodes: rounds "
+        "that share noise; 0: the separation, or all rounds where a user answers once"
     )  # fmt: skip
     buffers: int = Field(
         4, ge=1, description="blt: buffers of the noise, each as large as the model"
@@ -191,7 +191,11 @@ class FtrlConfig(Section):
         other = self.mechanism not in ("banded", "banded-optimised", "blt")
         nodes = self.schedule == "nodes" and self.min_separation > 1
         for refused, key, instead in (
-            (other, f"ftrl.mechanism = {self.mechanism!r}", "'banded', 'banded-optimised' or 'blt'"),
+            (
+                other,
+                f"ftrl.mechanism = {self.mechanism!r}",
+                "'banded', 'banded-optimised' or 'blt'",
+            ),
             (nodes, "ftrl.schedule = 'nodes'", "'users'"),
             (training.adaptive_clipping, "training.adaptive-clipping = true", "false"),
         ):

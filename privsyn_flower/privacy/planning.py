@@ -142,9 +142,7 @@ def statement_of(plan: PrivacyPlan, **facts: Any) -> PrivacyStatement:
         "sampler": main.sampler.name,
         "sampling_rate": main.rate,
         "noise_source": main.source,
-        "others": tuple(
-            (p.name, p.releases, p.equivalent, p.source, p.rate) for p in others
-        ),
+        "others": tuple((p.name, p.releases, p.equivalent, p.source, p.rate) for p in others),
     }
     if main.correlation is not None and main.correlation.name != "independent":
         claims["correlated"] = main.correlation.name

@@ -118,7 +118,7 @@ class PrivacyStatement:
             )
         if self.noise_source == "nodes":
             fewer = self.most_participations < self.rounds
-            if self.correlated and self.sampler != "full" or fewer and not self.correlated:
+            if (self.correlated and self.sampler != "full") or (fewer and not self.correlated):
                 raise ValueError(
                     f"correlated = {self.correlated!r}, sampler = {self.sampler!r}, participations "
                     f"= {self.most_participations} of {self.rounds} rounds: independent noise of "

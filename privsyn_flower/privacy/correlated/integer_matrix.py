@@ -129,7 +129,7 @@ class IntegerMatrix:
         return total
 
     def decorrelate(self, rnd: int, row: F64, earlier: Callable[[int], F64]) -> F64:
-        """Release `rnd` of X + C^-1 Z from that of C X + Z by forward substitution: post-processing.
+        """Release `rnd` of X + C^-1 Z from that of C X + Z, by substitution: post-processing.
 
         row: (d,), with C's diagonal taken as 1. earlier(s): what this returned for round s.
         """

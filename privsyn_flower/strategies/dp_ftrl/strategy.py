@@ -16,6 +16,7 @@ from privsyn_flower.privacy.plan import ROUNDS, Phase
 from privsyn_flower.protocol.noise import matrix_options
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 
+
 class DPFTRL(TrainingStrategy):
     """DP-FTRL (Kairouz et al. 2021, "Practical and private (deep) learning without sampling or
     shuffling"), with any lower-triangular strategy matrix (Choquette-Choo et al. 2023).

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+
 from privsyn_flower.common.arrays import F64
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
 from privsyn_flower.privacy.encoding.dense import DensePlan
