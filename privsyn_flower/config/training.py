@@ -191,19 +191,15 @@ class FtrlConfig(Section):
         other = self.mechanism not in ("banded", "banded-optimised", "blt")
         nodes = self.schedule == "nodes" and self.min_separation > 1
         for refused, key, instead in (
-            (
-                other,
-                f"ftrl.mechanism = {self.mechanism!r}",
-                "'banded', 'banded-optimised' or 'blt'",
-            ),
+            (other, f"ftrl.mechanism = {self.mechanism!r}", "'banded...' or 'blt'"),
             (nodes, "ftrl.schedule = 'nodes'", "'users'"),
             (training.adaptive_clipping, "training.adaptive-clipping = true", "false"),
         ):
             if refused:
                 raise ValueError(
-                    f"{key} with training.noise = 'nodes', whose answers are sums over earlier "
-                    f"rounds, of every node, by one banded matrix: set {instead}, or "
-                    "training.noise = 'aggregator' if the aggregator is trusted with the sums"
+                    f"{key} with training.noise = 'nodes': every node answers a sum over earlier "
+                    f"rounds by one banded matrix; set {instead}, or training.noise = "
+                    "'aggregator' if the aggregator is trusted with the sums"
                 )
 
     def check_rounds(self, rounds: int) -> None:
