@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Context, Message
@@ -36,11 +36,13 @@ from privsyn_flower.privacy.accounting.sampling import poisson_sample
 from privsyn_flower.privacy.encoding.quantize import node_noise_integers, to_modulus
 from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.protocol.noise import (
+    MATRIX,
     Noise,
     check_range,
     encoded_length,
     integer_plan,
     total_variation,
+    unit_of,
 )
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.secure import forget, refusal, respond, session_of, stage_of
@@ -56,6 +58,9 @@ from privsyn_flower.protocol.wire import (
 from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session
 from privsyn_flower.secagg.identity import IdentityError, identity
 
+if TYPE_CHECKING:
+    from privsyn_flower.client_apps.node.rows import Row, Terms
+
 logger = logging.getLogger("privsyn_flower")
 
 
@@ -65,11 +70,12 @@ class Participants:
 
     eligible: whose turn it is, within all limits. sampled: of these, who is in the sum. The node
     does the same work for all who are eligible and sums the sampled: saved work would show the
-    server, by the time of the answer, who was sampled.
+    server, by the time of the answer, who was sampled. round: of the ticket, public.
     """
 
     eligible: Bools
     sampled: Bools
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,13 +166,16 @@ def _check(
     """The owner's policy, then the kind's own conditions, before a private text is opened."""
     if ticket.query != query.kind:
         raise WireError(Refusal.MALFORMED, f"a ticket for {ticket.query!r} on {query.kind!r}")
-    schedule = Schedule.of(query)
+    schedule, terms = Schedule.of(query), _terms(query, noise)
+    if terms is not None and ticket.round > terms.matrix.rounds:
+        text = f"round {ticket.round} of a matrix for rounds = {terms.matrix.rounds}"
+        raise WireError(Refusal.MALFORMED, text)
     if node.policy is not None:
         check_query(
             node.policy,
             aggregation=aggregation,
             kind=query.kind,
-            noise_multiplier=noise.multiplier,
+            noise_multiplier=terms.multiplier if terms else noise.multiplier,
             min_weight=noise.min_weight,
             colluding=colluding_share,
             length=query.length,
@@ -176,10 +185,20 @@ def _check(
             source=noise.source,
             # Only a turn of a rota over users is in a sum, though all nodes answer it.
             cycle=schedule.cycle or 1,
+            past_vectors=terms.matrix.bands - 1 if terms else 0,
         )
     kind.check(query, node)
     if node.policy is not None:
         check_work(node.policy, kind.tokens(query))
+
+
+def _terms(query: Query, noise: Noise) -> Terms | None:
+    """Of a question whose answers are rows of a matrix. Raises WireError(MALFORMED)."""
+    if MATRIX not in query.options:
+        return None
+    from privsyn_flower.client_apps.node.rows import Terms  # votes need none of it
+
+    return Terms.of(query, noise)
 
 
 def check_peers(cohort: Cohort, node: Node) -> None:
@@ -223,10 +242,18 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
     try:
         with timed(_timings_folder(node), ticket, node.facts.weight):
             users = _users_or_none(node)
-            participants = _participants(users, query, ticket, noise, node)
+            terms = _terms(query, noise)
+            participants, row = _participants(users, query, ticket, noise, node, terms)
             taken = int(np.count_nonzero(participants.eligible)) if users else taken
             share = _noise_share(query, ticket, noise, node)
-            return share + _vectors_or_zero(query, noise, users, participants, node, kind)
+            if terms is None or row is None:
+                return share + _vectors_or_zero(query, noise, users, participants, node, kind)
+            from privsyn_flower.client_apps.node.rows import row_vector
+
+            own = None  # of a row that is asked again, nobody's is made again
+            if not row.repeated:
+                own = _vectors_or_zero(query, noise, users, participants, node, kind)
+            return share + row_vector(row, terms.matrix, ticket.round, own, len(share), node)
     finally:
         node.failures.write(node.cache, ticket, taken)
 
@@ -249,7 +276,7 @@ def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> I64:
         node.facts.weight,
         noise.min_weight,
         noise.multiplier,
-        noise.sensitivity,
+        noise.sensitivity * unit_of(query),
         rng,
     )
 
@@ -284,8 +311,8 @@ def _due(users: UserTexts, schedule: Schedule, round: int, node: Node) -> Bools:
 
 
 def _participants(
-    users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: Node
-) -> Participants:
+    users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: Node, terms: Terms | None
+) -> tuple[Participants, Row | None]:
     """Who takes part: due, within all limits, and drawn by client-side Poisson sampling.
 
     Writes down that this ticket is answered; raises WireError when it was answered before, or
@@ -296,7 +323,13 @@ def _participants(
     eligible = _due(users, schedule, ticket.round, node)
     due = [name for name, is_due in zip(users, eligible, strict=True) if is_due]
     asking = (ticket.run, ticket.query, ticket.round, ticket.attempt, due)
-    if node.policy is None:
+    row = None
+    if terms is not None:
+        from privsyn_flower.client_apps.node.rows import take_row
+
+        row = take_row(node.records.file, ticket, due, terms, node.policy, schedule)
+        eligible[eligible] = row.eligible
+    elif node.policy is None:
         eligible[eligible] = node.records.schedule(*asking, schedule)
     else:
         distance = total_variation(query, noise)
@@ -304,7 +337,7 @@ def _participants(
             *asking, noise.multiplier, distance, node.policy, schedule
         )
     sampled = eligible & poisson_sample(len(users), noise.sampling_rate)
-    return Participants(sampled if node.central else eligible, sampled)
+    return Participants(sampled if node.central else eligible, sampled, ticket.round), row
 
 
 def _vectors_or_zero(

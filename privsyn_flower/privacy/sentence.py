@@ -117,11 +117,13 @@ class PrivacyStatement:
                 f"{self.max_participations} and participations = {self.participations} at least 0"
             )
         if self.noise_source == "nodes":
-            if self.correlated or self.most_participations < self.rounds:
+            fewer = self.most_participations < self.rounds
+            if (self.correlated and self.sampler != "full") or (fewer and not self.correlated):
                 raise ValueError(
-                    f"correlated = {self.correlated!r}, participations = "
-                    f"{self.most_participations} of {self.rounds} rounds: only noise_source = "
-                    "'aggregator' is accounted that way"
+                    f"correlated = {self.correlated!r}, sampler = {self.sampler!r}, participations "
+                    f"= {self.most_participations} of {self.rounds} rounds: independent noise of "
+                    "the nodes is accounted for users who may be in every round, and correlated "
+                    "noise without a sampler"
                 )
         elif self.sampler == "poisson" or self.simulation_seeded:
             raise ValueError(

@@ -97,7 +97,7 @@ class Plan:
             {
                 "name": phase.name,
                 "rounds": phase.rounds,
-                "spare": phase.spare if phase.source == "nodes" else 0,
+                "spare": phase.releases - phase.rounds,
                 "noise_multiplier": phase.multiplier,
                 "sampling_rate": phase.rate,
                 "noise_of": phase.source,
@@ -130,7 +130,7 @@ class Plan:
 
 def releases(phases: Sequence[Phase]) -> int:
     """Sums that leave the users with noise, spare ones included."""
-    return sum(p.rounds + (p.spare if p.source == "nodes" else 0) for p in phases)
+    return sum(phase.releases for phase in phases)
 
 
 def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:

@@ -144,8 +144,8 @@ def base_model(query: Query, node: Node) -> Path:
 
 
 @contextlib.contextmanager
-def alone(node: Node, text: str) -> Iterator[None]:
-    """What one user's data raises ends here: that user is zeros, the others' sums are untouched.
+def alone(node: Node, text: str, users: int = 1) -> Iterator[None]:
+    """What the data of one user, or of `users`, raises ends here: zeros; others' are untouched.
 
     text: for the node's local log.
     """
@@ -154,7 +154,7 @@ def alone(node: Node, text: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # memory, and a panic of a tokenizer in Rust
-        node.failed("answer", error, 1, text)
+        node.failed("answer", error, users, text)
 
 
 def open_node(context: Context) -> Node:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,12 +36,13 @@ class IntegerMatrix:
 
     coefficients: a_0, a_1, ...; those left out are 0. participation: the rounds of one user, which
     the nodes enforce. Sensitivities and norms are per unit of one user's bound in one round, with
-    C's diagonal taken as 1. Raises ValueError on other coefficients, on an a_0 that is no power of
-    two up to 1024, and on more bands than rounds.
+    C's diagonal taken as 1. name: of the mechanism that it is near to. Raises ValueError on other
+    coefficients, on an a_0 that is no power of two up to 1024, and on more bands than rounds.
     """
 
     coefficients: tuple[int, ...]
     participation: Participation
+    name: str = field(default="nodes", compare=False)
 
     def __post_init__(self) -> None:
         whole = all(type(a) is int for a in self.coefficients)
@@ -63,12 +64,13 @@ class IntegerMatrix:
         *,
         bands: int = 0,
         unit: int = UNIT,
+        name: str = "nodes",
     ) -> IntegerMatrix:
         """The matrix nearest to c_0 >= c_1 >= ... >= 0, cut to `bands`; 0: as many as there are."""
         real = np.array(coefficients[: bands or len(coefficients)], dtype=np.float64)
         whole = np.rint(unit * real / real[0]).astype(np.int64)
         kept = len(np.trim_zeros(whole, "b"))
-        return cls(tuple(whole[:kept].tolist()), participation)
+        return cls(tuple(whole[:kept].tolist()), participation, name)
 
     @property
     def rounds(self) -> int:
@@ -88,7 +90,7 @@ class IntegerMatrix:
     @cached_property
     def toeplitz(self) -> Toeplitz:
         """C / a_0: exact, as a_0 is a power of two."""
-        return Toeplitz("nodes", self.rounds, tuple(a / self.unit for a in self.coefficients))
+        return Toeplitz(self.name, self.rounds, tuple(a / self.unit for a in self.coefficients))
 
     @cached_property
     def row_norm(self) -> float:

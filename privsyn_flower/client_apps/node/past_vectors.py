@@ -1,0 +1,52 @@
+"""Vectors of earlier rounds in a node's folder, PRIVATE: sums over its users, without noise.
+
+Each lies in a file of its own, named by a random token of the records that paid for it: records
+that were lost, or restored from a copy, know no vector that came after. A file that is damaged,
+or stands under another's name, does not verify.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+
+from privsyn_flower.common.arrays import I64
+from privsyn_flower.common.files import private_folder, replace_private
+
+FOLDER = "past"
+_CHECK = 32  # bytes in front of the integers
+
+
+def store_vector(folder: Path, token: str, vector: I64) -> None:
+    """Write a vector (length,) for good, its integers modulo 2^32. Raises OSError."""
+    integers = vector.astype("<i4").tobytes()  # sums are modulo 2^bits, bits <= 32
+    replace_private(private_folder(folder) / token, _digest(token, integers) + integers)
+
+
+def load_vector(folder: Path, token: str, length: int) -> I64:
+    """The vector (length,) as it was written. Raises OSError, or ValueError on another file."""
+    path = folder / token
+    if path.stat().st_size != _CHECK + 4 * length:  # before it is opened, whatever it is
+        raise ValueError(f"{path} does not hold {length} integers")
+    content = path.read_bytes()
+    if not hmac.compare_digest(content[:_CHECK], _digest(token, content[_CHECK:])):
+        raise ValueError(f"{path} is damaged, or another's")
+    return np.frombuffer(content, "<i4", offset=_CHECK).astype(np.int64)
+
+
+def sweep(folder: Path, kept: Collection[str]) -> None:
+    """Remove all vectors but these, and what killed processes left of others. Raises nothing."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.name.lstrip(".").partition(".")[0] not in kept:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def _digest(token: str, content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_CHECK, key=token.encode()).digest()

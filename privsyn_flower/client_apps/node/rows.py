@@ -1,0 +1,211 @@
+"""Rows of a strategy matrix, which a node makes of its users' vectors of many rounds.
+
+A run is bound to the matrix, the noise and the turns of its first question: what a participation
+costs holds for these alone, and for one row a round. A user's vector of a round is made once, by
+the first attempt that reaches the records. Further attempts make the row of the kept vectors, so
+that no two vectors of one user are ever in one round; each costs everybody who may be in it again
+(docs/privacy.md, "Rows on a node").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from privsyn_flower.client_apps.node.device import Node, alone
+from privsyn_flower.client_apps.node.past_vectors import FOLDER, load_vector, store_vector
+from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.records import (
+    Limit,
+    Spent,
+    charge,
+    check_answers,
+    check_distinct,
+    cost,
+    mark_ticket,
+    may_pay,
+    sweep_vectors,
+    take_part,
+    user_row,
+)
+from privsyn_flower.client_apps.node.records_file import RecordsFile
+from privsyn_flower.client_apps.node.schedule import Schedule
+from privsyn_flower.common.arrays import I64, Bools
+from privsyn_flower.protocol.noise import Noise, matrix_of, total_variation
+from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.wire import Refusal, WireError
+
+if TYPE_CHECKING:
+    from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run of rows is bound to. text: all of its public numbers, as JSON.
+
+    first: what a participation costs, whatever rows it is in. again: what another attempt at one
+    row costs whoever is in it.
+    """
+
+    matrix: IntegerMatrix
+    text: str
+    multiplier: float
+    first: Spent
+    again: Spent
+
+    @property
+    def binding(self) -> tuple[str, int]:
+        """As arguments of `records.mark_ticket`."""
+        return self.text, self.matrix.rounds
+
+    @classmethod
+    def of(cls, query: Query, noise: Noise) -> Terms:
+        """Of a question with a matrix. Raises WireError(MALFORMED)."""
+        try:
+            matrix = matrix_of(query)
+            if matrix is None or noise.source != "nodes" or noise.sampling_rate != 1:
+                raise ValueError("rows of a matrix need the nodes' noise and no sampling")
+            distance = total_variation(query, noise)
+            multiplier = matrix.participation_multiplier(noise.multiplier)
+            first = cost(multiplier, matrix.bands * distance)  # of so many rows, each as far off
+            again = cost(matrix.repeat_multiplier(noise.multiplier), distance)
+        except (ValueError, OverflowError) as error:
+            raise WireError(Refusal.MALFORMED, str(error)) from None
+        numbers = {
+            "matrix": matrix.coefficients,
+            **asdict(matrix.participation),
+            "cycle": query.options.get("cycle", 0),
+            "rotation": query.rotation.hex(),
+            "length": query.length,
+            "bound": query.bound,
+            **asdict(noise),
+        }
+        return cls(matrix, json.dumps(numbers, sort_keys=True), multiplier, first, again)
+
+
+class Row(NamedTuple):
+    """Of one question. eligible: whose vectors are made for it (users,). repeated: this round's
+    was made before. tokens: of the vectors that may be in the row, by round. dropped: earlier
+    ones were given up, as somebody in them may not pay for another attempt."""
+
+    eligible: Bools
+    repeated: bool
+    tokens: dict[int, str]
+    dropped: bool
+
+
+def take_row(
+    file: RecordsFile,
+    ticket: Ticket,
+    users: Sequence[str],
+    terms: Terms,
+    policy: Policy | None,
+    schedule: Schedule,
+) -> Row:
+    """`NodeRecords.take` of a row: all or nothing, and who takes part in it.
+
+    users: distinct ids of those who are due. policy: None in a simulation, which limits nobody's
+    spending. Raises WireError(POLICY) as `take` does, and where the run is bound to other terms.
+    """
+    run, query, rnd, bands = ticket.run, ticket.query, ticket.round, terms.matrix.bands
+    dropped, eligible = False, [False] * len(users)
+    if policy is not None:
+        check_distinct(users)
+    with file.transaction() as database:
+        repeated = mark_ticket(database, run, query, rnd, ticket.attempt, *terms.binding)
+        if policy is not None:
+            check_answers(database, run, policy)
+        _end_others(database, run, query)
+        database.execute(
+            "DELETE FROM vectors WHERE run = ? AND query = ? AND round <= ?",
+            (run, query, rnd - bands),
+        )
+        if not repeated:
+            eligible = take_part(
+                database, run, query, rnd, file.ids(users), terms.first, policy, schedule
+            )
+            database.execute(
+                "INSERT INTO vectors VALUES (?, ?, ?, ?)", (run, query, rnd, secrets.token_hex(16))
+            )
+        elif policy is not None and not _paid_again(database, run, query, terms.again, policy):
+            gone = database.execute("DELETE FROM vectors WHERE run = ? AND query = ?", (run, query))
+            dropped = gone.rowcount > 0
+        tokens = dict(
+            database.execute(
+                "SELECT round, token FROM vectors WHERE run = ? AND query = ?", (run, query)
+            ).fetchall()
+        )
+        sweep_vectors(database, file)
+    return Row(np.array(eligible, dtype=np.bool_), repeated, tokens, dropped)
+
+
+def _end_others(database: sqlite3.Connection, run: str, query: str) -> None:
+    """Drop the vectors of other runs whose last round was answered."""
+    database.execute(
+        "DELETE FROM vectors WHERE (run, query) <> (?, ?) AND (run, query) IN (SELECT run, query "
+        "FROM matrices NATURAL JOIN marks WHERE round >= rounds)",
+        (run, query),
+    )
+
+
+def _paid_again(
+    database: sqlite3.Connection, run: str, query: str, spent: Spent, policy: Policy
+) -> bool:
+    """Charge everybody who may be in a kept vector; False, and nobody, where one may not pay.
+
+    Who that is goes by rounds and limits, never by texts.
+    """
+    limit = Limit.of(policy.lifetime_epsilon, policy.lifetime_delta)
+    ids = [
+        id_
+        for (id_,) in database.execute(
+            "SELECT id FROM attendance WHERE run = ? AND query = ? AND round >= (SELECT min(round) "
+            "FROM vectors WHERE run = ? AND query = ?)",
+            (run, query, run, query),
+        )
+    ]
+    if not all(may_pay(user_row(database, run, id_), spent, limit, policy) for id_ in ids):
+        return False
+    charge(database, ids, spent)
+    return True
+
+
+def row_vector(
+    row: Row, matrix: IntegerMatrix, rnd: int, own: I64 | None, length: int, node: Node
+) -> I64:
+    """The row's integers (length,), PRIVATE, before the noise. Whatever fails here is zeros.
+
+    own: the vector of round `rnd`, of the first attempt alone; None: the one that was kept. It is
+    on disk before it is in a row: one that cannot be kept is in none.
+    """
+    folder = node.cache / FOLDER
+    if row.dropped:
+        with contextlib.suppress(Exception):  # a full disk must not change the answer
+            node.log().warning("earlier rounds are left out for good: a user is at a limit")
+    kept = own
+    if own is not None:
+        kept = None
+        with alone(node, "this round's vector cannot be kept: zeros", node.facts.weight):
+            store_vector(folder, row.tokens[rnd], own)
+            kept = own
+
+    def vector(past: int) -> I64 | None:
+        if past == rnd and not row.repeated:
+            return kept
+        if past not in row.tokens:
+            return None
+        with alone(node, f"the vector of round {past} is lost: zeros", node.facts.weight):
+            return load_vector(folder, row.tokens[past], length)
+        return None
+
+    total = None
+    with alone(node, "the row of this round failed: zeros", node.facts.weight):
+        total = matrix.row(rnd, vector)
+    return np.zeros(length, dtype=np.int64) if total is None else total
