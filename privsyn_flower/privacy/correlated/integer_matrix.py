@@ -22,7 +22,7 @@ from privsyn_flower.common.arrays import F64, I64
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
 
-UNIT = 64  # of the coefficients made here: errors are within 0.1 % of those of the real numbers
+UNIT = 64  # of the coefficients made here: errors are within 0.2 % of those of the real numbers
 MOST_UNIT = 1 << 10
 _CHUNK = 1 << 16  # coordinates multiplied at a time: they stay in the processor's cache
 MOST_ROUNDS = 1 << 14  # with as many participations a sensitivity still takes less than a second
