@@ -45,6 +45,14 @@ def kept_signal(coefficients: F64, present: F64) -> tuple[float, float]:
     return factor, math.sqrt(float(rest @ rest / (true @ true)))
 
 
+def lost_by_leaving(coefficients: F64) -> float:
+    """Rounds of a node's constant signal that are lost where its rows end."""
+    rounds = 20 * len(coefficients)
+    rows = lfilter(coefficients, [1.0], np.ones(rounds // 2))
+    released = lfilter([1.0], coefficients, np.pad(rows, (0, rounds // 2)))
+    return rounds // 2 - float(released.sum())
+
+
 def epochs(present: F64, least: float) -> int:
     """Epochs, each of which lasts while nodes of `least` weight were in all of its rounds."""
     begun, always = 1, np.ones(len(present))
@@ -69,7 +77,9 @@ def main() -> None:
         return (rng.random((args.nodes, args.rounds)) >= missing).astype(float)
 
     print(f"{users.rounds} rounds, {users.most} participations, {users.min_separation} apart")
-    print(f"{'missing':>8}{'W_min':>7}  {'mechanism':14}{'kept':>7}{'rest':>7}{'noise':>8}")
+    print(
+        f"{'missing':>8}{'W_min':>7}  {'mechanism':14}{'kept':>7}{'rest':>7}{'noise':>8}{'leaving':>9}"
+    )
     for missing, least in MISSING.items():
         present = drawn(missing)
         for name in MECHANISMS:
@@ -79,7 +89,11 @@ def main() -> None:
             kept, rest = kept_signal(np.array(nodes.coefficients), present)
             noise = prefix_error(nodes, users) * math.sqrt((1 - missing) / least) / kept
             noise /= prefix_error(real, users)
-            print(f"{missing:>8.0%}{least:>7.1f}  {name:14}{kept:>7.3f}{rest:>7.3f}{noise:>8.3f}")
+            leaving = lost_by_leaving(np.array(nodes.coefficients))
+            print(
+                f"{missing:>8.0%}{least:>7.1f}  {name:14}{kept:>7.3f}{rest:>7.3f}{noise:>8.3f}"
+                f"{leaving:>9.1f}"
+            )
     print("\nnodes with correlated noise of their own, W_min .9 of the weight:")
     for missing in EPOCHS:
         print(f"{missing:>8.1%} missing: {epochs(drawn(missing), 0.9):,} epochs")
