@@ -77,9 +77,8 @@ def main() -> None:
         return (rng.random((args.nodes, args.rounds)) >= missing).astype(float)
 
     print(f"{users.rounds} rounds, {users.most} participations, {users.min_separation} apart")
-    print(
-        f"{'missing':>8}{'W_min':>7}  {'mechanism':14}{'kept':>7}{'rest':>7}{'noise':>8}{'leaving':>9}"
-    )
+    print(f"{'missing':>8}{'W_min':>7}  {'mechanism':14}{'kept':>7}{'rest':>7}", end="")
+    print(f"{'noise':>8}{'leaving':>9}")
     for missing, least in MISSING.items():
         present = drawn(missing)
         for name in MECHANISMS:
