@@ -492,7 +492,7 @@ def test_files_are_their_owners_and_numbers_wrap_as_sums_do(tmp_path: Path) -> N
     assert (tmp_path / "past").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "past" / "t").stat().st_mode & 0o777 == 0o600
     found = load_vector(tmp_path / "past", "t", 5)
-    assert found.dtype == np.int64 and not ((found - vector) % 2**32).any()
+    assert found.dtype == np.int32 and not ((found - vector) % 2**32).any()
 
 
 def _flipped(path: Path, other: Path) -> None:
@@ -618,6 +618,17 @@ def test_another_runs_rows_erase_those_of_a_finished_one(rig: Rig) -> None:
     rig.said.clear()
     rig.ask(1, run="third")
     assert len(rig.files) == 2
+
+
+def test_a_server_cannot_fill_the_disk_with_runs(rig: Rig) -> None:
+    for number in range(8):
+        rig.said.clear()
+        rig.ask(1, run=f"run {number}")
+    assert len(rig.files) == 4
+    rig.said.clear()
+    rig.ask(2, run="run 7")
+    rig.ask(3, run="run 0")
+    assert len(rig.files) == 5 and np.array_equal(rig.ask(3, 2, run="run 0"), 64 * rig.total(3))
 
 
 def test_who_withdraws_takes_all_kept_vectors_along(device: Rig) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from privsyn_flower.common.arrays import I64
+from privsyn_flower.common.arrays import I32, I64
 from privsyn_flower.common.files import private_folder, replace_private
 
 FOLDER = "past"
@@ -28,15 +28,15 @@ def store_vector(folder: Path, token: str, vector: I64) -> None:
     replace_private(private_folder(folder) / token, _digest(token, integers) + integers)
 
 
-def load_vector(folder: Path, token: str, length: int) -> I64:
-    """The vector (length,) as it was written. Raises OSError, or ValueError on another file."""
+def load_vector(folder: Path, token: str, length: int) -> I32:
+    """The vector (length,) modulo 2^32. Raises OSError, and ValueError on another file."""
     path = folder / token
     if path.stat().st_size != _CHECK + 4 * length:  # before it is opened, whatever it is
         raise ValueError(f"{path} does not hold {length} integers")
     content = path.read_bytes()
     if not hmac.compare_digest(content[:_CHECK], _digest(token, content[_CHECK:])):
         raise ValueError(f"{path} is damaged, or another's")
-    return np.frombuffer(content, "<i4", offset=_CHECK).astype(np.int64)
+    return np.frombuffer(content, "<i4", offset=_CHECK)
 
 
 def sweep(folder: Path, kept: Collection[str]) -> None:
