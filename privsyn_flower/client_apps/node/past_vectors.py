@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import re
+import secrets
 from collections.abc import Collection
 from pathlib import Path
 
@@ -20,6 +22,12 @@ from privsyn_flower.common.files import private_folder, replace_private
 
 FOLDER = "past"
 _CHECK = 32  # bytes in front of the integers
+_NAME = re.compile(r"\.?([0-9a-f]{32})(\.|$)")  # of a vector, or of one that is being written
+
+
+def new_token() -> str:
+    """A name that nobody can have known before."""
+    return secrets.token_hex(16)
 
 
 def store_vector(folder: Path, token: str, vector: I64) -> None:
@@ -43,7 +51,8 @@ def sweep(folder: Path, kept: Collection[str]) -> None:
     """Remove all vectors but these, and what killed processes left of others. Raises nothing."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            if path.name.lstrip(".").partition(".")[0] not in kept:
+            named = _NAME.match(path.name)
+            if named and named[1] not in kept:
                 with contextlib.suppress(OSError):
                     path.unlink()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,15 +19,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from privsyn_flower.client_apps.node.device import Node, alone
-from privsyn_flower.client_apps.node.past_vectors import FOLDER, load_vector, store_vector
+from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost
+from privsyn_flower.client_apps.node.past_vectors import (
+    FOLDER,
+    load_vector,
+    new_token,
+    store_vector,
+)
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records import (
-    Limit,
-    Spent,
     charge,
     check_answers,
     check_distinct,
-    cost,
     mark_ticket,
     may_pay,
     sweep_vectors,
@@ -133,7 +135,7 @@ def take_row(
                 database, run, query, rnd, file.ids(users), terms.first, policy, schedule
             )
             database.execute(
-                "INSERT INTO vectors VALUES (?, ?, ?, ?)", (run, query, rnd, secrets.token_hex(16))
+                "INSERT INTO vectors VALUES (?, ?, ?, ?)", (run, query, rnd, new_token())
             )
         elif policy is not None and not _paid_again(database, run, query, terms.again, policy):
             gone = database.execute("DELETE FROM vectors WHERE run = ? AND query = ?", (run, query))

@@ -154,8 +154,8 @@ def test_forget_withdraws_and_erases(tmp_path: Path) -> None:
     users = {"ann": [SECRET], "bob": ["quite another text"]}
     EmbeddingCache(tmp_path / "embeddings", "m").get(users, embed)
     with NodeRecords(tmp_path / RECORDS_FILE).file.transaction() as database:
-        database.execute("INSERT INTO vectors VALUES ('r', 'update', 1, 't')")
-    store_vector(tmp_path / "past", "t", np.ones(3, dtype=np.int64))
+        database.execute("INSERT INTO vectors VALUES ('r', 'update', 1, ?)", ("0" * 32,))
+    store_vector(tmp_path / "past", "0" * 32, np.ones(3, dtype=np.int64))
     trace = embed([SECRET]).astype(np.float32).tobytes()
     rows = tmp_path / "embeddings" / "embeddings.sqlite"
     assert trace in rows.read_bytes()
