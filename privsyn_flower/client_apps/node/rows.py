@@ -4,7 +4,7 @@ A run is bound to the matrix, the noise and the turns of its first question: wha
 costs holds for these alone, and for one row a round. A user's vector of a round is made once, by
 the first attempt that reaches the records. Further attempts make the row of the kept vectors, so
 that no two vectors of one user are ever in one round; each costs everybody who may be in it again
-(docs/privacy.md, "Rows on a node").
+(docs/correlated-noise.md).
 """
 
 from __future__ import annotations
