@@ -38,6 +38,8 @@ class MatrixNoise(NodeNoise):
     not positive.
     """
 
+    last_once = True
+
     def __init__(self, matrix: IntegerMatrix, z: float, folder: RunFolder) -> None:
         if not 0 < z < math.inf:
             raise ValueError(f"z = {z} must be finite and above 0")

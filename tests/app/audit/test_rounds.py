@@ -1,4 +1,4 @@
-"""The audit of a whole run whose noise is correlated over the rounds, an aggregator's or the nodes'.
+"""The audit of a whole run of noise that is correlated over the rounds, an aggregator's or nodes'.
 
 Honest runs pass. Each broken part is caught: of the noise, its key's stream, the nodes' schedule,
 the sensitivity and the charges.
