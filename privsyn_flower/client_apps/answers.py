@@ -17,16 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.client_apps.node.device import Node, UserTexts
+from privsyn_flower.client_apps.node.device import Node, UserTexts, check_peers, check_survivors
 from privsyn_flower.client_apps.node.failures import What, timed
-from privsyn_flower.client_apps.node.policy import (
-    check_cohort,
-    check_member,
-    check_query,
-    check_work,
-    load_roster,
-)
-from privsyn_flower.client_apps.node.records import Peer
+from privsyn_flower.client_apps.node.policy import check_query, check_work
 from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.schedule import Schedule, places, public_ids
 from privsyn_flower.common.arrays import I64, Bools
@@ -55,7 +48,7 @@ from privsyn_flower.protocol.wire import (
     refuse,
     session_for,
 )
-from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session
+from privsyn_flower.secagg import Code, Party, SecaggError, Session
 from privsyn_flower.secagg.identity import IdentityError, identity
 
 if TYPE_CHECKING:
@@ -199,38 +192,6 @@ def _terms(query: Query, noise: Noise) -> Terms | None:
     from privsyn_flower.client_apps.node.rows import Terms  # votes need none of it
 
     return Terms.of(query, noise)
-
-
-def check_peers(cohort: Cohort, node: Node) -> None:
-    """Raises unless this node joins such a sum: by its policy, and by whose keys these are.
-
-    With a roster every member must be on it, with that key and weight. Without one, both are
-    trusted on first use: a node id that shows another key or weight than before is refused.
-    """
-    if node.policy is None:
-        return
-    check_survivors(cohort, [True] * len(cohort.members), node)
-    if node.policy.roster:
-        roster = load_roster(node.policy.roster_path)
-        for member in cohort.members:
-            check_member(roster, member.identity, member.weight)
-    else:
-        peers = {str(m.id): Peer(m.identity, m.weight) for m in cohort.members}
-        new = node.records.pin_all(peers)
-        if new:
-            logger.info("trusted on first use: the keys and weights of %d nodes", new)
-
-
-def check_survivors(cohort: Cohort, listed: list[bool], node: Node) -> None:
-    """Raises unless those of the cohort who are left are enough for this node's policy."""
-    if node.policy is None:
-        return
-    check_cohort(
-        node.policy,
-        weights=[m.weight for m, here in zip(cohort.members, listed, strict=True) if here],
-        min_weight=cohort.session.min_weight,
-        colluding=cohort.session.colluding,
-    )
 
 
 def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: Kind) -> I64:

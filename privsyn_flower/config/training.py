@@ -14,6 +14,10 @@ MechanismName = Literal[
 ]
 
 
+# A plan leaves a node 20 times what the integers of all its releases may be off Gaussian noise by.
+MOST_OVERLAP = 20
+
+
 class AveragingConfig(Section):
     """The server's keys of `[training]`: all that DP-FedAvg and DP-FTRL need in anybody's app."""
 
@@ -201,6 +205,12 @@ class FtrlConfig(Section):
                     f"rounds by one banded matrix; set {instead}, or training.noise = "
                     "'aggregator' if the aggregator is trusted with the sums"
                 )
+        if self.bands > MOST_OVERLAP * self.min_separation:
+            raise ValueError(
+                f"ftrl.bands = {self.bands} with training.noise = 'nodes' and ftrl.min-separation "
+                f"= {self.min_separation}: nodes count a user's integers in every answer, which "
+                f"fits with {MOST_OVERLAP} x min-separation bands at most: lower bands"
+            )
 
     def check_rounds(self, rounds: int) -> None:
         """Raises ValueError unless every user has a turn, and the last round has users."""

@@ -12,6 +12,7 @@ from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA, gaussian_
 from privsyn_flower.privacy.wording import (
     CHOSEN_TEXT,
     KEYS,
+    ROWS,
     assumed,
     at_least,
     at_most,
@@ -117,13 +118,12 @@ class PrivacyStatement:
                 f"{self.max_participations} and participations = {self.participations} at least 0"
             )
         if self.noise_source == "nodes":
-            fewer = self.most_participations < self.rounds
-            if (self.correlated and self.sampler != "full") or (fewer and not self.correlated):
+            most = self.most_participations
+            if self.sampler != "full" if self.correlated else most < self.rounds:
                 raise ValueError(
                     f"correlated = {self.correlated!r}, sampler = {self.sampler!r}, participations "
-                    f"= {self.most_participations} of {self.rounds} rounds: independent noise of "
-                    "the nodes is accounted for users who may be in every round, and correlated "
-                    "noise without a sampler"
+                    f"= {most} of {self.rounds} rounds: noise of the nodes is correlated without a "
+                    "sampler, or for users who may be in every round"
                 )
         elif self.sampler == "poisson" or self.simulation_seeded:
             raise ValueError(
@@ -333,6 +333,8 @@ class PrivacyStatement:
                 "which each node enforces for its own users: one that miscounts weakens the claim "
                 "for them alone."
             )
+        if self.correlated and self.noise_source == "nodes":
+            text += ROWS
         if self.adaptive_clipping:
             text += (
                 " Whether a user's update was shortened is one more coordinate of the same answer "

@@ -59,8 +59,14 @@ MATRIX, MATRIX_ROUNDS = "matrix", "rounds"  # options of a question whose answer
 
 
 def matrix_options(matrix: IntegerMatrix) -> dict[str, Any]:
-    """A matrix as options of a question, beside min-separation and max-participations."""
-    return {MATRIX: json.dumps(matrix.coefficients), MATRIX_ROUNDS: matrix.rounds}
+    """A matrix as options of a question, with the rounds of one user that it is made for."""
+    users = matrix.participation
+    return {
+        MATRIX: json.dumps(matrix.coefficients),
+        MATRIX_ROUNDS: matrix.rounds,
+        "min-separation": users.min_separation,
+        "max-participations": users.max_participations,
+    }
 
 
 def matrix_of(query: Query) -> IntegerMatrix | None:

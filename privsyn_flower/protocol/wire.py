@@ -68,6 +68,7 @@ POLICY_KEYS = frozenset(
         "min-colluding-share",
         "max-candidates",
         "max-parameters",
+        "max-past-vectors",
         "max-neighbors",
         "max-tokens",
         "allowed-models",

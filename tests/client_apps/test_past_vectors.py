@@ -20,9 +20,9 @@ from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps.answers import Kind, contribution
 from privsyn_flower.client_apps.node import past_vectors
 from privsyn_flower.client_apps.node.device import Node
+from privsyn_flower.client_apps.node.lifetime import Spent, cost
 from privsyn_flower.client_apps.node.past_vectors import load_vector, store_vector
 from privsyn_flower.client_apps.node.policy import Policy
-from privsyn_flower.client_apps.node.records import Spent, cost
 from privsyn_flower.client_apps.node.rows import Terms
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
 from privsyn_flower.privacy.correlated.participation import Participation
@@ -492,7 +492,7 @@ def test_files_are_their_owners_and_numbers_wrap_as_sums_do(tmp_path: Path) -> N
     assert (tmp_path / "past").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "past" / "t").stat().st_mode & 0o777 == 0o600
     found = load_vector(tmp_path / "past", "t", 5)
-    assert found.dtype == np.int64 and not ((found - vector) % 2**32).any()
+    assert found.dtype == np.int32 and not ((found - vector) % 2**32).any()
 
 
 def _flipped(path: Path, other: Path) -> None:
@@ -585,12 +585,14 @@ def test_records_of_another_node_bring_no_vectors(rig: Rig, tmp_path: Path) -> N
 def test_what_killed_processes_left_is_removed(rig: Rig) -> None:
     rig.ask(1)
     past = rig.folder / "node" / "past"
-    for name in ("0" * 32, f".{'1' * 32}.99-1.tmp", "notes.txt"):
+    for name in ("0" * 32, f".{'1' * 32}.99-1.tmp", "notes.txt"):  # the last one is the owner's
         (past / name).write_bytes(b"private")
     beside = past / f".{rig.token(1)}.99-1.tmp"  # may be somebody's who is still writing
     beside.write_bytes(b"")
     rig.ask(2)
-    assert len(rig.files) == 3 and beside.exists()
+    assert {path.name for path in rig.files} == {
+        "notes.txt", beside.name, rig.token(1), rig.token(2),
+    }  # fmt: skip
 
 
 # --- the end -------------------------------------------------------------------------------------
@@ -618,6 +620,17 @@ def test_another_runs_rows_erase_those_of_a_finished_one(rig: Rig) -> None:
     rig.said.clear()
     rig.ask(1, run="third")
     assert len(rig.files) == 2
+
+
+def test_a_server_cannot_fill_the_disk_with_runs(rig: Rig) -> None:
+    for number in range(8):
+        rig.said.clear()
+        rig.ask(1, run=f"run {number}")
+    assert len(rig.files) == 4
+    rig.said.clear()
+    rig.ask(2, run="run 7")
+    rig.ask(3, run="run 0")
+    assert len(rig.files) == 5 and np.array_equal(rig.ask(3, 2, run="run 0"), 64 * rig.total(3))
 
 
 def test_who_withdraws_takes_all_kept_vectors_along(device: Rig) -> None:

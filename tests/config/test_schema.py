@@ -140,6 +140,10 @@ NODES = {"training.noise": "nodes"}
         ),
         (NODES | {"training.adaptive-clipping": True}, ["adaptive-clipping = true", "set false"]),
         (
+            NODES | {"ftrl.bands": 21},
+            ["ftrl.bands = 21", "min-separation = 1", "20 x min-separation"],
+        ),
+        (
             NODES | {"sampler": "poisson", "sampling-rate": 0.5},
             ["sampler = 'poisson'", "min-separation", "'full'"],
         ),

@@ -98,6 +98,7 @@ def forget(
     """
     import sqlite3
 
+    from privsyn_flower.client_apps.node.past_vectors import FOLDER
     from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
     from privsyn_flower.data import EmbeddingCache
     from privsyn_flower.data.values import to_name
@@ -106,6 +107,7 @@ def forget(
     if not user:
         raise _fail(ValueError(f"user = {given!r} is no id: name the one in the data file"))
     try:
+        sums = any((folder / FOLDER).glob("*"))
         # Withdrawn first: a query answered meanwhile must not embed the text again.
         known = NodeRecords(folder / RECORDS_FILE).forget(user)
         erased = EmbeddingCache(folder / "embeddings", "").forget(user)
@@ -113,6 +115,8 @@ def forget(
         raise _fail(error) from None
     typer.echo(f"withdrawn: {user!r} takes part in nothing from now on")
     typer.echo("embeddings erased" if erased else "no embeddings were kept")
+    if sums:
+        typer.echo("erased with all users' sums of earlier rounds: this node's next rows lack them")
     if not (known or erased):
         typer.echo(
             "this node has had nothing of this id so far: unless it is new, check its spelling "

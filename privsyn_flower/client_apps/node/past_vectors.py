@@ -10,16 +10,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import re
+import secrets
 from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
-from privsyn_flower.common.arrays import I64
+from privsyn_flower.common.arrays import I32, I64
 from privsyn_flower.common.files import private_folder, replace_private
 
 FOLDER = "past"
 _CHECK = 32  # bytes in front of the integers
+_NAME = re.compile(r"\.?([0-9a-f]{32})(\.|$)")  # of a vector, or of one that is being written
+
+
+def new_token() -> str:
+    """A name that nobody can have known before."""
+    return secrets.token_hex(16)
 
 
 def store_vector(folder: Path, token: str, vector: I64) -> None:
@@ -28,22 +36,23 @@ def store_vector(folder: Path, token: str, vector: I64) -> None:
     replace_private(private_folder(folder) / token, _digest(token, integers) + integers)
 
 
-def load_vector(folder: Path, token: str, length: int) -> I64:
-    """The vector (length,) as it was written. Raises OSError, or ValueError on another file."""
+def load_vector(folder: Path, token: str, length: int) -> I32:
+    """The vector (length,) modulo 2^32. Raises OSError, and ValueError on another file."""
     path = folder / token
     if path.stat().st_size != _CHECK + 4 * length:  # before it is opened, whatever it is
         raise ValueError(f"{path} does not hold {length} integers")
     content = path.read_bytes()
     if not hmac.compare_digest(content[:_CHECK], _digest(token, content[_CHECK:])):
         raise ValueError(f"{path} is damaged, or another's")
-    return np.frombuffer(content, "<i4", offset=_CHECK).astype(np.int64)
+    return np.frombuffer(content, "<i4", offset=_CHECK)
 
 
 def sweep(folder: Path, kept: Collection[str]) -> None:
     """Remove all vectors but these, and what killed processes left of others. Raises nothing."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            if path.name.lstrip(".").partition(".")[0] not in kept:
+            named = _NAME.match(path.name)
+            if named and named[1] not in kept:
                 with contextlib.suppress(OSError):
                     path.unlink()
 

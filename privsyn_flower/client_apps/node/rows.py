@@ -4,14 +4,13 @@ A run is bound to the matrix, the noise and the turns of its first question: wha
 costs holds for these alone, and for one row a round. A user's vector of a round is made once, by
 the first attempt that reaches the records. Further attempts make the row of the kept vectors, so
 that no two vectors of one user are ever in one round; each costs everybody who may be in it again
-(docs/privacy.md, "Rows on a node").
+(docs/correlated-noise.md).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,15 +19,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from privsyn_flower.client_apps.node.device import Node, alone
-from privsyn_flower.client_apps.node.past_vectors import FOLDER, load_vector, store_vector
+from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost
+from privsyn_flower.client_apps.node.past_vectors import (
+    FOLDER,
+    load_vector,
+    new_token,
+    store_vector,
+)
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records import (
-    Limit,
-    Spent,
     charge,
     check_answers,
     check_distinct,
-    cost,
     mark_ticket,
     may_pay,
     sweep_vectors,
@@ -37,13 +39,15 @@ from privsyn_flower.client_apps.node.records import (
 )
 from privsyn_flower.client_apps.node.records_file import RecordsFile
 from privsyn_flower.client_apps.node.schedule import Schedule
-from privsyn_flower.common.arrays import I64, Bools
+from privsyn_flower.common.arrays import I32, I64, Bools
 from privsyn_flower.protocol.noise import Noise, matrix_of, total_variation
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
 
 if TYPE_CHECKING:
     from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
+
+KEPT_RUNS = 4  # whose vectors a node has at the same time
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,6 @@ def take_row(
         repeated = mark_ticket(database, run, query, rnd, ticket.attempt, *terms.binding)
         if policy is not None:
             check_answers(database, run, policy)
-        _end_others(database, run, query)
         database.execute(
             "DELETE FROM vectors WHERE run = ? AND query = ? AND round <= ?",
             (run, query, rnd - bands),
@@ -132,11 +135,12 @@ def take_row(
                 database, run, query, rnd, file.ids(users), terms.first, policy, schedule
             )
             database.execute(
-                "INSERT INTO vectors VALUES (?, ?, ?, ?)", (run, query, rnd, secrets.token_hex(16))
+                "INSERT INTO vectors VALUES (?, ?, ?, ?)", (run, query, rnd, new_token())
             )
         elif policy is not None and not _paid_again(database, run, query, terms.again, policy):
             gone = database.execute("DELETE FROM vectors WHERE run = ? AND query = ?", (run, query))
             dropped = gone.rowcount > 0
+        _end_others(database, run, query)
         tokens = dict(
             database.execute(
                 "SELECT round, token FROM vectors WHERE run = ? AND query = ?", (run, query)
@@ -147,7 +151,13 @@ def take_row(
 
 
 def _end_others(database: sqlite3.Connection, run: str, query: str) -> None:
-    """Drop the vectors of other runs whose last round was answered."""
+    """Drop the vectors of other runs whose last round was answered, and of all but the latest:
+    a server can begin any number of runs and end none."""
+    database.execute(
+        "DELETE FROM vectors WHERE (run, query) NOT IN (SELECT run, query FROM vectors GROUP BY "
+        "run, query ORDER BY max(rowid) DESC LIMIT ?)",
+        (KEPT_RUNS,),
+    )
     database.execute(
         "DELETE FROM vectors WHERE (run, query) <> (?, ?) AND (run, query) IN (SELECT run, query "
         "FROM matrices NATURAL JOIN marks WHERE round >= rounds)",
@@ -196,7 +206,7 @@ def row_vector(
             store_vector(folder, row.tokens[rnd], own)
             kept = own
 
-    def vector(past: int) -> I64 | None:
+    def vector(past: int) -> I32 | I64 | None:
         if past == rnd and not row.repeated:
             return kept
         if past not in row.tokens:

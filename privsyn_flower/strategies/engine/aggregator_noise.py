@@ -78,6 +78,7 @@ class AggregatorNoise:
     run: str
 
     trusted: ClassVar[bool] = True
+    last_once: ClassVar[bool] = False
     _key: NoiseKey | None = field(default=None, init=False, repr=False)
     _stream: Stream | None = field(default=None, init=False, repr=False)
     _held: BinaryIO | None = field(default=None, init=False, repr=False)

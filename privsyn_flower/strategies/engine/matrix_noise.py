@@ -38,13 +38,15 @@ class MatrixNoise(NodeNoise):
     not positive.
     """
 
+    last_once = True
+
     def __init__(self, matrix: IntegerMatrix, z: float, folder: RunFolder) -> None:
         if not 0 < z < math.inf:
             raise ValueError(f"z = {z} must be finite and above 0")
         self.matrix, self.z, self.folder = matrix, z, folder
         self.name = f"nodes, {matrix.name}"
         self.binding = _binding(matrix, z)
-        self._cumulative = matrix.toeplitz.cumulative_sensitivity(matrix.participation)
+        self._norms = charged_norms(matrix)
         self._weights = dict[int, float]()  # of who answered, by round
 
     def noise(self, plan: RoundPlan, query: Query) -> Noise:
@@ -83,8 +85,7 @@ class MatrixNoise(NodeNoise):
         return summed.decoded(self._charged(rnd, repeated))
 
     def _charged(self, rnd: int, repeated: bool) -> float:
-        norm = self.matrix.row_norm if repeated else charged_norm(self._cumulative, rnd)
-        return self.z / norm
+        return self.z / (self.matrix.row_norm if repeated else self._norms[rnd - 1])
 
     # What is made of the rows ----------------------------------------------------------------
 
@@ -161,6 +162,12 @@ class MatrixNoise(NodeNoise):
         if complete:
             for rnd in range(1, self.matrix.rounds + 1):
                 self.folder.drop_arrays(_name(rnd))
+
+
+def charged_norms(matrix: IntegerMatrix) -> list[float]:
+    """What each round that is asked once costs: z over this is its noise multiplier."""
+    cumulative = matrix.toeplitz.cumulative_sensitivity(matrix.participation)
+    return [charged_norm(cumulative, rnd) for rnd in range(1, matrix.rounds + 1)]
 
 
 def _binding(matrix: IntegerMatrix, z: float) -> str:

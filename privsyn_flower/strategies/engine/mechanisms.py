@@ -40,6 +40,10 @@ class Mechanism(Protocol):
         """The aggregator has sums without noise, and is trusted to give none away."""
 
     @property
+    def last_once(self) -> bool:
+        """The nodes erase what an answer in the last round is made of once it may be unmasked."""
+
+    @property
     def binding(self) -> str:
         """What its size and use are; a run keeps to the first one. Public."""
 
@@ -101,6 +105,7 @@ class NodeNoise:
 
     name = "nodes"
     trusted = False
+    last_once = False
     binding = "of the nodes"
 
     def begin(self, rounds: int, released: int, *, fresh: bool) -> None:

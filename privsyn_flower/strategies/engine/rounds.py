@@ -244,7 +244,7 @@ class Rounds:
             stored = self._settle_charges(rnd)
             if stored:
                 return dict(self.folder.load_value(name) or {})
-            if not self._attempt_left():
+            if not self._attempt_left(rnd):
                 return None
             self._check_workers(rnd)
             try:
@@ -276,9 +276,16 @@ class Rounds:
                 self.ledger.void(charge.id, "the query was never sent")
         return stored
 
-    def _attempt_left(self) -> bool:
-        """Whether the calibration pays for one more attempt of this run."""
+    def _attempt_left(self, rnd: int) -> bool:
+        """Whether the calibration pays for one more attempt of this run, and it says something."""
         charges = self.ledger.charges(run=self.plan.run)
+        sent = any(c.round == rnd and c.sent for c in charges)
+        if sent and rnd == self.strategy.rounds and self.mechanism.last_once:
+            self.ended_early = (
+                f"nodes may have erased the earlier rounds that an answer in round {rnd}, the "
+                f"last, holds: it failed after it was revealed, and is not asked again{self._last}"
+            )
+            return False
         aborted = sum(c.state == "void" for c in charges) - self._void_before
         if aborted >= self.strategy.rounds + MOST_ABORTS:
             self.ended_early = f"{aborted} attempts ended before anything was unmasked{self._last}"
