@@ -393,11 +393,11 @@ def test_rounds_are_asked_in_order_and_once(rig: Rig) -> None:
         (question(matrix="[63]"), {}, "power of two"),
         (question(matrix="[" * 9999), {}, "not a list"),
         (question(matrix="[64, -1]"), {}, "negative"),
-        (question(matrix=f"[64, {'9' * 4000}]"), {}, ""),
+        (question(matrix=f"[64, {'9' * 4000}]"), {}, "malformed"),
         (question(matrix="[64, 1.5]"), {}, "whole numbers"),
         (question(rounds=2**31), {}, "rounds"),
         (question(rounds=2), {}, "bands = 3"),
-        (question(), {"multiplier": 1e-320, "sensitivity": 2.0**29}, ""),
+        (question(), {"multiplier": 1e-320, "sensitivity": 2.0**29}, "malformed"),
     ],
 )
 def test_what_is_no_matrix_is_malformed(
