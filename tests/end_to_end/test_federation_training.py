@@ -86,7 +86,7 @@ start = "base"
 
 POLICY = """
 queries = ["update"]
-min-surviving-weight = 17.0
+min-surviving-weight = 8.0  # a turn has half of W_min
 max-past-vectors = 3
 lifetime-epsilon = 50.0
 """

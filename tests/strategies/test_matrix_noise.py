@@ -232,7 +232,8 @@ def test_killed_at_any_write_it_ends_with_the_same_bits(
     whole, resumed = killed_everywhere(writes, once, tmp_path)
     assert len(resumed) > 40
     early = 0
-    for folder, result in zip(sorted(tmp_path.iterdir()), [whole, *resumed], strict=True):
+    folders = [tmp_path / "whole", *sorted(tmp_path.glob("killed-*"))]
+    for folder, result in zip(folders, [whole, *resumed], strict=True):
         assert result.spent <= 4.0
         if result.rounds == 3:  # killed while the answers of the last round were out
             assert "round 4, the last" in result.ended_early
@@ -297,7 +298,7 @@ def test_a_begun_run_keeps_its_matrix(
 @pytest.mark.parametrize(
     ("training", "ftrl_keys", "words"),
     [
-        ({}, {"mechanism": "tree"}, r"ftrl\.mechanism = 'tree' .* 'banded', .*'aggregator' if"),
+        ({}, {"mechanism": "tree"}, r"ftrl\.mechanism = 'tree' .* 'banded.*'aggregator' if"),
         ({}, {"mechanism": "independent"}, r"ftrl\.mechanism = 'independent'"),
         ({}, {"schedule": "nodes", "min_separation": 2}, r"ftrl\.schedule = 'nodes' .* 'users'"),
         ({"adaptive_clipping": True}, {}, r"training\.adaptive-clipping = true .* false"),

@@ -44,7 +44,8 @@ class Schedule:
     def of(cls, query: Query) -> Schedule:
         """The options cycle, min-separation, max-participations. Raises WireError(MALFORMED)."""
         names = ("cycle", "min-separation", "max-participations")
-        found = cls(*(_count(query.options, name) for name in names), MATRIX in query.options)
+        cycle, separation, most = (_count(query.options, name) for name in names)
+        found = cls(cycle, separation, most, MATRIX in query.options)
         if 0 < found.cycle < found.min_separation:
             raise WireError(
                 Refusal.MALFORMED,
