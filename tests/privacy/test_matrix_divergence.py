@@ -259,6 +259,16 @@ def test_a_node_charges_enough_for_each_participation_and_repeat():
             assert max(divergence(move, epsilon) for move in moves) <= allowed
 
 
+def test_vectors_that_are_lost_in_some_rows_cost_no_more():
+    """A row that overtakes the vector's maker, a damaged file, vectors that were given up."""
+    matrix = matrix_of((2, 1), 3)
+    epsilon, allowed = claimed(matrix.sensitivity(), 1e-3, rows=3)
+    first, second = (a * S for a in matrix.coefficients)
+    ways = itertools.product([0, first], *[[0, first, second, first + second]] * 2)
+    moves = {tuple((MIN_WEIGHT, row) for row in rows if row) for rows in ways}
+    assert max(divergence(one, epsilon) for one in moves) <= allowed
+
+
 # --- claims that are wrong are found --------------------------------------------------------
 
 
