@@ -47,7 +47,7 @@ from privsyn_flower.protocol.wire import Refusal, WireError
 if TYPE_CHECKING:
     from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
 
-KEPT_RUNS = 4  # whose vectors a node has at the same time
+MOST_RUNS = 4  # whose vectors a node has at the same time
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _end_others(database: sqlite3.Connection, run: str, query: str) -> None:
     database.execute(
         "DELETE FROM vectors WHERE (run, query) NOT IN (SELECT run, query FROM vectors GROUP BY "
         "run, query ORDER BY max(rowid) DESC LIMIT ?)",
-        (KEPT_RUNS,),
+        (MOST_RUNS,),
     )
     database.execute(
         "DELETE FROM vectors WHERE (run, query) <> (?, ?) AND (run, query) IN (SELECT run, query "
