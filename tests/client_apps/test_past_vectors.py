@@ -450,6 +450,10 @@ def test_an_attempt_that_overtakes_the_first_makes_no_second_vector(rig: Rig) ->
     assert np.array_equal(rig.ask(4), rig.row(4))
 
 
+def _killed(*arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("written", [False, True])
 def test_a_kill_in_a_round_costs_that_rounds_vector_at_most(
     rig: Rig, written: bool, monkeypatch: pytest.MonkeyPatch
@@ -554,7 +558,7 @@ def test_a_full_disk_is_zeros_in_all_rows(
 
 
 def test_restored_and_lost_records_know_none_of_the_vectors_that_came_after(
-    rig: Rig, tmp_path: Path
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a restored copy has forgotten was charged to nobody in it."""
     node = rig.folder / "node"
@@ -565,8 +569,10 @@ def test_restored_and_lost_records_know_none_of_the_vectors_that_came_after(
     rig.ask(3)
     shutil.copy(older, node / "node.sqlite")
     rig.said.pop(3)
-    assert np.array_equal(rig.ask(3), rig.row(3, {1, 3}))
-    assert len(rig.files) == 2  # of rounds 1 and 3, once each
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("privsyn_flower.client_apps.node.rows.store_vector", _killed)
+        rig.ask(3)
+    assert np.array_equal(rig.ask(3, 2), rig.row(3, {1})) and len(rig.files) == 1
     for name in ("node.sqlite", "node-users.key"):
         (node / name).unlink()
     assert np.array_equal(rig.ask(4), rig.row(4, {4})) and len(rig.files) == 1

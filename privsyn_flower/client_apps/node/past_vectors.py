@@ -47,12 +47,12 @@ def load_vector(folder: Path, token: str, length: int) -> I32:
     return np.frombuffer(content, "<i4", offset=_CHECK)
 
 
-def sweep(folder: Path, kept: Collection[str]) -> None:
+def sweep(folder: Path, tokens: Collection[str]) -> None:
     """Remove all vectors but these, and what killed processes left of others. Raises nothing."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             named = _NAME.match(path.name)
-            if named and named[1] not in kept:
+            if named and named[1] not in tokens:
                 with contextlib.suppress(OSError):
                     path.unlink()
 

@@ -47,7 +47,7 @@ from privsyn_flower.protocol.wire import Refusal, WireError
 if TYPE_CHECKING:
     from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
 
-KEPT_RUNS = 4  # whose vectors a node has at the same time
+MOST_RUNS = 4  # whose vectors a node has at the same time
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ def take_row(
                 "INSERT INTO vectors VALUES (?, ?, ?, ?)", (run, query, rnd, new_token())
             )
         elif policy is not None and not _paid_again(database, run, query, terms.again, policy):
-            gone = database.execute("DELETE FROM vectors WHERE run = ? AND query = ?", (run, query))
-            dropped = gone.rowcount > 0
+            database.execute("DELETE FROM vectors WHERE run = ? AND query = ?", (run, query))
+            dropped = True
         _end_others(database, run, query)
         tokens = dict(
             database.execute(
@@ -156,7 +156,7 @@ def _end_others(database: sqlite3.Connection, run: str, query: str) -> None:
     database.execute(
         "DELETE FROM vectors WHERE (run, query) NOT IN (SELECT run, query FROM vectors GROUP BY "
         "run, query ORDER BY max(rowid) DESC LIMIT ?)",
-        (KEPT_RUNS,),
+        (MOST_RUNS,),
     )
     database.execute(
         "DELETE FROM vectors WHERE (run, query) <> (?, ?) AND (run, query) IN (SELECT run, query "
@@ -211,9 +211,10 @@ def row_vector(
             return kept
         if past not in row.tokens:
             return None
+        found = None
         with alone(node, f"the vector of round {past} is lost: zeros", node.facts.weight):
-            return load_vector(folder, row.tokens[past], length)
-        return None
+            found = load_vector(folder, row.tokens[past], length)
+        return found  # noqa: RET504 - None when the line above was cut short
 
     total = None
     with alone(node, "the row of this round failed: zeros", node.facts.weight):
