@@ -111,11 +111,6 @@ class AggregatorNoise:
         """Of independent Gaussian noise that costs a user with k participations as much."""
         return self.z * math.sqrt(self.participations) / float(self._cumulative[-1])
 
-    @property
-    def summed_std(self) -> float:
-        """Standard deviation of the noise in the sum of all rounds, in units of one bound."""
-        return self.z * float(self.factorization.prefix_std()[-1])
-
     def charged(self) -> list[float]:
         """The noise multiplier that the ledger is charged for each round, see `charge`."""
         return [self._charged_multiplier(rnd) for rnd in range(1, self.factorization.rounds + 1)]
