@@ -251,6 +251,10 @@ class RunFolder:
         path = self._arrays_path(name)
         return path.read_bytes() if path.exists() else None
 
+    def has_arrays(self, name: str) -> bool:
+        """Whether `save_arrays` stored something under this name."""
+        return self._arrays_path(name).exists()
+
     def drop_arrays(self, name: str) -> None:
         """Remove what `save_arrays` stored, if it is there."""
         self._arrays_path(name).unlink(missing_ok=True)

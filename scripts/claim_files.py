@@ -36,6 +36,8 @@ LEFT_OUT = {
     "privacy.accounting.calibration": "searches for the noise of an epsilon; "
     "`PrivacyPlan.epsilon` and the ledger price what it finds",
     "privacy.accounting.curve": "other accounts of the same noise, for the summary",
+    "privacy.correlated.integer_matrix": "the integers of model updates",
+    "privacy.correlated.participation": "the integers of model updates",
     "privacy.encoding.dense": "the integers of model updates",
     "privacy.encoding.sizing": "integers' scale and modulus; `truncate`, "
     "`release_distance` and the ledger check them",

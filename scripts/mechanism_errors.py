@@ -4,14 +4,17 @@
 
 The error of a prefix sum is the standard deviation of its noise, times the sensitivity of the
 mechanism: the noise at a run's epsilon is this number times one factor for all mechanisms. Root
-mean square and largest over the prefixes.
+mean square and largest over the prefixes. "by nodes": the same matrix in whole numbers, cut to as
+many bands as rounds lie between two of one user.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from privsyn_flower.privacy.correlated import Participation, factorization
+from privsyn_flower.privacy.correlated import Factorization, Participation, factorization
+from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
+from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
 
 
 def rows(users: Participation, restart_every: int) -> list[tuple[str, float, float, float]]:
@@ -29,13 +32,22 @@ def rows(users: Participation, restart_every: int) -> list[tuple[str, float, flo
         ("banded-optimised", "banded-optimised", {}),
         ("blt, 4 buffers", "blt", {}),
     ]
-    found = []
+    table = []
     for label, name, options in choices:
         mechanism = factorization(name, users.rounds, participation=users, **options)
-        sensitivity, std = mechanism.sensitivity(users), mechanism.prefix_std()
-        mean_square = float((std**2).mean()) ** 0.5
-        found.append((label, sensitivity, sensitivity * mean_square, sensitivity * std.max()))
-    return found
+        table.append((label, *errors(mechanism, users)))
+        if isinstance(mechanism, Toeplitz) and mechanism.bands > 1:
+            bands = min(mechanism.bands, users.min_separation)
+            nodes = IntegerMatrix.nearest(mechanism.coefficients, users, bands=bands)
+            table.append((f"  by nodes, {bands} bands", *errors(nodes.toeplitz, users)))
+    return table
+
+
+def errors(mechanism: Factorization, users: Participation) -> tuple[float, float, float]:
+    """Sensitivity, root mean square error and largest error."""
+    sensitivity, std = mechanism.sensitivity(users), mechanism.prefix_std()
+    mean_square = float((std**2).mean()) ** 0.5
+    return sensitivity, sensitivity * mean_square, sensitivity * float(std.max())
 
 
 def main() -> None:

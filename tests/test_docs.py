@@ -25,9 +25,9 @@ from privsyn_flower.app.cli.main import app
 from privsyn_flower.client_apps import main as shipped
 from privsyn_flower.client_apps.answers import guarded, reply
 from privsyn_flower.client_apps.node.device import NODE_KEYS, Node
+from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost
 from privsyn_flower.client_apps.node.policy import Kind as PolicyKind
 from privsyn_flower.client_apps.node.policy import Policy
-from privsyn_flower.client_apps.node.records import Limit, Spent, cost
 from privsyn_flower.config import (
     EvaluationConfig,
     FtrlConfig,

@@ -46,7 +46,8 @@ def test_the_sentence_of_an_aggregator_is_that_of_the_demo() -> None:
     page = text_of(ROOT / "docs" / "privacy.md")
     start = "<!-- aggregator-sentence:start -->\n> "
     quoted = page.partition(start)[2].partition("\n<!--")[0]
-    config = load_config(ROOT / "configs" / "dp-ftrl-demo.toml")
+    demo = ROOT / "configs" / "dp-ftrl-demo.toml"
+    config = load_config(demo, {"training.noise": "aggregator"})
     assert quoted in statement(config).sentence()
     assert "TRUSTED" in quoted and "claims nothing against the server" in quoted
 

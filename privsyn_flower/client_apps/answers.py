@@ -12,22 +12,23 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.client_apps.node.device import Node, UserTexts, device_log
+from privsyn_flower.client_apps.node.device import (
+    Node,
+    UserTexts,
+    check_peers,
+    check_survivors,
+    device_log,
+)
 from privsyn_flower.client_apps.node.failures import What, timed
 from privsyn_flower.client_apps.node.journal import note_answer, note_refusal
-from privsyn_flower.client_apps.node.policy import (
-    check_cohort,
-    check_member,
-    check_query,
-    check_work,
-    load_roster,
-)
-from privsyn_flower.client_apps.node.records import Peer, cost
+from privsyn_flower.client_apps.node.lifetime import cost
+from privsyn_flower.client_apps.node.policy import check_query, check_work
+from privsyn_flower.client_apps.node.records import NOTHING
 from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.schedule import Schedule, places, public_ids
 from privsyn_flower.common.arrays import I64, Bools
@@ -37,11 +38,13 @@ from privsyn_flower.privacy.accounting.sampling import poisson_sample
 from privsyn_flower.privacy.encoding.quantize import node_noise_integers, to_modulus
 from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.protocol.noise import (
+    MATRIX,
     Noise,
     check_range,
     encoded_length,
     integer_plan,
     total_variation,
+    unit_of,
 )
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.secure import forget, refusal, respond, session_of, stage_of
@@ -54,8 +57,11 @@ from privsyn_flower.protocol.wire import (
     refuse,
     session_for,
 )
-from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session
+from privsyn_flower.secagg import Code, Party, SecaggError, Session
 from privsyn_flower.secagg.identity import IdentityError, identity
+
+if TYPE_CHECKING:
+    from privsyn_flower.client_apps.node.rows import Row, Terms
 
 logger = logging.getLogger("privsyn_flower")
 # Of set-up and protocol only, never user data, so logs may explain them. Of other errors the type
@@ -69,11 +75,12 @@ class Participants:
 
     eligible: whose turn it is, within all limits. sampled: of these, who is in the sum. The node
     does the same work for all who are eligible and sums the sampled: saved work would show the
-    server, by the time of the answer, who was sampled.
+    server, by the time of the answer, who was sampled. round: of the ticket, public.
     """
 
     eligible: Bools
     sampled: Bools
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,8 @@ def _plain(message: Message, node: Node, kind: Kind) -> Message:
     _check(query, ticket, noise, node, kind, "plain", 1.0)
     check_range(query, noise, noise.min_weight)
     vector = contribution(query, ticket, noise, node, kind)
+    if MATRIX in query.options:
+        node.records.end_rows(ticket.run, ticket.query, ticket.round)
     return answer(message, ticket, to_modulus(vector, noise.bits), noise.bits)
 
 
@@ -164,13 +173,13 @@ def _check(
     """The owner's policy, then the kind's own conditions, before a private text is opened."""
     if ticket.query != query.kind:
         raise WireError(Refusal.MALFORMED, f"a ticket for {ticket.query!r} on {query.kind!r}")
-    schedule = Schedule.of(query)
+    schedule, terms = Schedule.of(query), _terms(query, ticket, noise)
     if node.policy is not None:
         check_query(
             node.policy,
             aggregation=aggregation,
             kind=query.kind,
-            noise_multiplier=noise.multiplier,
+            noise_multiplier=terms.multiplier if terms else noise.multiplier,
             min_weight=noise.min_weight,
             colluding=colluding_share,
             length=query.length,
@@ -180,42 +189,20 @@ def _check(
             source=noise.source,
             # Only a turn of a rota over users is in a sum, though all nodes answer it.
             cycle=schedule.cycle or 1,
+            past_vectors=terms.matrix.bands - 1 if terms else 0,
         )
     kind.check(query, node)
     if node.policy is not None:
         check_work(node.policy, kind.tokens(query))
 
 
-def check_peers(cohort: Cohort, node: Node) -> None:
-    """Raises unless this node joins such a sum: by its policy, and by whose keys these are.
+def _terms(query: Query, ticket: Ticket, noise: Noise) -> Terms | None:
+    """Of a question whose answers are rows of a matrix. Raises WireError(MALFORMED)."""
+    if MATRIX not in query.options:
+        return None
+    from privsyn_flower.client_apps.node.rows import Terms  # votes need none of it
 
-    With a roster every member must be on it, with that key and weight. Without one, both are
-    trusted on first use: a node id that shows another key or weight than before is refused.
-    """
-    if node.policy is None:
-        return
-    check_survivors(cohort, [True] * len(cohort.members), node)
-    if node.policy.roster:
-        roster = load_roster(node.policy.roster_path)
-        for member in cohort.members:
-            check_member(roster, member.identity, member.weight)
-    else:
-        peers = {str(m.id): Peer(m.identity, m.weight) for m in cohort.members}
-        new = node.records.pin_all(peers)
-        if new:
-            logger.info("trusted on first use: the keys and weights of %d nodes", new)
-
-
-def check_survivors(cohort: Cohort, listed: list[bool], node: Node) -> None:
-    """Raises unless those of the cohort who are left are enough for this node's policy."""
-    if node.policy is None:
-        return
-    check_cohort(
-        node.policy,
-        weights=[m.weight for m, here in zip(cohort.members, listed, strict=True) if here],
-        min_weight=cohort.session.min_weight,
-        colluding=cohort.session.colluding,
-    )
+    return Terms.of(query, ticket, noise)
 
 
 def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: Kind) -> I64:
@@ -227,10 +214,14 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
     try:
         with timed(_timings_folder(node), ticket, node.facts.weight):
             users = _users_or_none(node)
-            participants = _participants(users, query, ticket, noise, node)
+            participants, row = _participants(users, query, ticket, noise, node)
             taken = int(np.count_nonzero(participants.eligible)) if users else taken
             share = _noise_share(query, ticket, noise, node)
-            return share + _vectors_or_zero(query, noise, users, participants, node, kind)
+
+            def own() -> I64:
+                return _vectors_or_zero(query, noise, users, participants, node, kind)
+
+            return share + (row.vector(own, len(share), node) if row else own())
     finally:
         node.failures.write(node.cache, ticket, taken)
 
@@ -253,7 +244,7 @@ def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> I64:
         node.facts.weight,
         noise.min_weight,
         noise.multiplier,
-        noise.sensitivity,
+        noise.sensitivity * unit_of(query),
         rng,
     )
 
@@ -289,7 +280,7 @@ def _due(users: UserTexts, schedule: Schedule, round: int, node: Node) -> Bools:
 
 def _participants(
     users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: Node
-) -> Participants:
+) -> tuple[Participants, Row | None]:
     """Who takes part: due, within all limits, and drawn by client-side Poisson sampling.
 
     Writes down that this ticket is answered; raises WireError when it was answered before, or
@@ -300,16 +291,23 @@ def _participants(
     eligible = _due(users, schedule, ticket.round, node)
     due = [name for name, is_due in zip(users, eligible, strict=True) if is_due]
     asking = (ticket.run, ticket.query, ticket.round, ticket.attempt, due)
-    if node.policy is None:
+    row, spent = None, NOTHING
+    if terms := _terms(query, ticket, noise):
+        row = terms.take(node.records, due, node.policy, schedule)
+        eligible[eligible] = row.eligible
+        spent = terms.again if row.repeated else terms.first
+    elif node.policy is None:
         eligible[eligible] = node.records.schedule(*asking, schedule)
     else:
         distance = total_variation(query, noise)
         eligible[eligible] = node.records.take(
             *asking, noise.multiplier, distance, node.policy, schedule
         )
-        note_answer(node, ticket, cost(noise.multiplier, distance))
+        spent = cost(noise.multiplier, distance)
+    if node.policy is not None:
+        note_answer(node, ticket, spent)
     sampled = eligible & poisson_sample(len(users), noise.sampling_rate)
-    return Participants(sampled if node.central else eligible, sampled)
+    return Participants(sampled if node.central else eligible, sampled, ticket.round), row
 
 
 def _vectors_or_zero(

@@ -27,6 +27,7 @@ from privsyn_flower.common.arrays import F32, F64, I64
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
 from privsyn_flower.protocol.greeting import answer_hello, is_hello
+from privsyn_flower.protocol.noise import MATRIX
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.updates import shard_updates, update_bound
@@ -205,15 +206,17 @@ def _each(
 ) -> Iterator[T | None]:
     """What `work` makes of each asked user's texts, PRIVATE; None where that fails.
 
-    The order of a user's texts is drawn for the seed, the round (by its rotation) and the user.
+    The order of a user's texts is drawn for the seed, the round (by its rotation, which is the
+    whole run's where answers are rows of a matrix) and the user.
     """
+    rnd = f"{participants.round} " if MATRIX in query.options else ""
     everyone = _owned(query, users, node, conditions)
     for user, own, asked in zip(users, everyone, participants.eligible, strict=True):
         if not asked:
             continue
         made = None
         with alone(node, "one user's training failed; that user counts nothing"):
-            rng = seeded(options.seed, query.rotation.hex(), "order", user)
+            rng = seeded(options.seed, rnd + query.rotation.hex(), "order", user)
             if conditions is None:
                 made = work(own.texts, options, rng)
             else:

@@ -101,8 +101,13 @@ def check_training(config: CommonConfig) -> None:
 
 def check_ftrl(config: CommonConfig) -> None:
     """What correlated noise needs of the other tables."""
-    config.ftrl.check_trust(config.training)
+    config.ftrl.check_noise(config.training)
     config.ftrl.check_rounds(config.rounds)
+    if config.sampler != "full":
+        raise ValueError(
+            f"sampler = {config.sampler!r} with noise that is correlated over the rounds, which is "
+            "made for users who all take part or take turns (ftrl.min-separation): set 'full'"
+        )
 
 
 def check_proximity(config: CommonConfig) -> None:

@@ -283,6 +283,11 @@ class CommonConfig(Section):
         return self.updates and self.training.noise == "aggregator"
 
     @property
+    def sends_rows(self) -> bool:
+        """Whether nodes answer rows of a matrix, so that their noise is correlated over rounds."""
+        return self.uses("ftrl") and self.training.noise == "nodes"
+
+    @property
     def local_steps(self) -> int:
         """Most local steps of a user in a round: only public numbers bound a node's work."""
         return self.training.steps(self.data.samples_per_user)

@@ -14,6 +14,10 @@ MechanismName = Literal[
 ]
 
 
+# A plan leaves a node 20 times what the integers of all its releases may be off Gaussian noise by.
+MOST_OVERLAP = 20
+
+
 class AveragingConfig(Section):
     """The server's keys of `[training]`: all that DP-FedAvg and DP-FTRL need in anybody's app."""
 
@@ -149,7 +153,7 @@ class TrainingConfig(AveragingConfig, LocalConfig):
 
 
 class FtrlConfig(Section):
-    """`[ftrl]`: DP-FTRL's noise, correlated over the rounds, added by a trusted aggregator."""
+    """`[ftrl]`: DP-FTRL's noise, correlated over the rounds."""
 
     mechanism: MechanismName = Field("blt", description="how the noise of the rounds is correlated")
     schedule: Literal["users", "nodes"] = Field(
@@ -166,8 +170,8 @@ class FtrlConfig(Section):
     restart_every: int = Field(0, ge=0, description="tree-restart: rounds of one tree")
     completion: bool = Field(False, description="tree-restart: complete a tree before the next")
     bands: int = Field(
-        0, ge=0, description="banded, banded-optimised: rounds that share noise; 0: the "
-        "separation, or all rounds where a user answers once"
+        0, ge=0, description="banded, banded-optimised, and blt with noise of the nodes: rounds "
+        "that share noise; 0: the separation, or all rounds where a user answers once"
     )  # fmt: skip
     buffers: int = Field(
         4, ge=1, description="blt: buffers of the noise, each as large as the model"
@@ -184,15 +188,28 @@ class FtrlConfig(Section):
             )
         return self
 
-    @staticmethod
-    def check_trust(training: AveragingConfig) -> None:
-        """Raises ValueError unless the aggregator is trusted to add the noise."""
-        if training.noise != "aggregator":
+    def check_noise(self, training: AveragingConfig) -> None:
+        """Raises ValueError on what noise of the nodes cannot be correlated with."""
+        if training.noise == "aggregator":
+            return
+        other = self.mechanism not in ("banded", "banded-optimised", "blt")
+        nodes = self.schedule == "nodes" and self.min_separation > 1
+        for refused, key, instead in (
+            (other, f"ftrl.mechanism = {self.mechanism!r}", "'banded...' or 'blt'"),
+            (nodes, "ftrl.schedule = 'nodes'", "'users'"),
+            (training.adaptive_clipping, "training.adaptive-clipping = true", "false"),
+        ):
+            if refused:
+                raise ValueError(
+                    f"{key} with training.noise = 'nodes': every node answers a sum over earlier "
+                    f"rounds by one banded matrix; set {instead}, or training.noise = "
+                    "'aggregator' if the aggregator is trusted with the sums"
+                )
+        if self.bands > MOST_OVERLAP * self.min_separation:
             raise ValueError(
-                f"training.noise = {training.noise!r}: DP-FTRL (method = 'dp-ftrl') correlates the "
-                "noise of its rounds, which only one party that adds all of it can do: set noise = "
-                "'aggregator' if the aggregator is trusted with the sums, or take DP-FedAvg "
-                "(method = 'dp-fedavg')"
+                f"ftrl.bands = {self.bands} with training.noise = 'nodes' and ftrl.min-separation "
+                f"= {self.min_separation}: nodes count a user's integers in every answer, which "
+                f"fits with {MOST_OVERLAP} x min-separation bands at most: lower bands"
             )
 
     def check_rounds(self, rounds: int) -> None:

@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from privsyn_flower.privacy.accounting.calibration import sampled_plan
 from privsyn_flower.privacy.accounting.composition import composed_epsilon, mu_squared
@@ -26,8 +26,9 @@ from privsyn_flower.privacy.encoding.sizing import distance_each
 from privsyn_flower.privacy.ledger.filters import Kind, Plan
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 
-if TYPE_CHECKING:  # noise of the nodes is not correlated
+if TYPE_CHECKING:  # independent noise needs none of it
     from privsyn_flower.privacy.correlated import Factorization, Participation
+    from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
 
 # Names of phases: what a method is about, and models measured on the users' data beside it.
 ROUNDS, EVALUATIONS = "rounds", "evaluation"
@@ -40,9 +41,9 @@ class Phase:
     rounds: sums that are wanted. spare: attempts that may fail
     after they were charged; an aggregator's failed ones cost nothing. sampler: draws who takes
     part, and so supplies the privacy event. source: who adds the noise. correlation, participation:
-    of an aggregator's noise across rounds, and how often one user takes part (None: independent
-    questions to all). cycle: rounds of a rota over nodes, 0 for none. evaluates: it measures
-    models, and says nothing new.
+    of noise across rounds, and how often one user takes part (None: independent questions to all);
+    of an aggregator's noise a factorization, else the matrix whose rows the nodes answer. cycle:
+    rounds of a rota over nodes, 0 for none. evaluates: it measures models, and says nothing new.
 
     multiplier: noise std / bound of one user's vector, before it is correlated; 0: what `share` of
     the run's mu^2 buys; without a share, what is left after the others, as much for each
@@ -54,7 +55,7 @@ class Phase:
     spare: int = 0
     sampler: Sampler = EVERYBODY
     source: Literal["nodes", "aggregator"] = "nodes"
-    correlation: Factorization | None = None
+    correlation: Factorization | IntegerMatrix | None = None
     participation: Participation | None = None
     cycle: int = 0
     evaluates: bool = False
@@ -73,18 +74,46 @@ class Phase:
                 f"{self.name}: share = {self.share} must be from 0 to below 1, noise-multiplier = "
                 f"{self.multiplier} finite and at least 0"
             )
-        if self.source == "nodes" and (self.correlation or self.participation):
-            raise ValueError(f"{self.name}: noise of the nodes is independent in every round")
         if (self.correlation is None) != (self.participation is None):
             raise ValueError(f"{self.name}: give correlation and participation, or neither")
         if self.correlation is not None and self.participation is not None:
             self.participation.check(self.rounds)
             self.participation.check(self.correlation.rounds)
+            self._check_correlation()
         if self.source == "aggregator" and self.rate < 1:
             raise ValueError(
                 f"{self.name}: sampling-rate = {self.rate}: sampling amplifies nothing where the "
                 "aggregator adds the noise: set sampler = 'full', or noise = 'nodes'"
             )
+
+    def _check_correlation(self) -> None:
+        """Raises ValueError on a correlation that is not the source's, and beside sampling."""
+        matrix = self.matrix
+        own = getattr(self.correlation, "participation", None)
+        if (own is None) != (matrix is None) or (matrix and own != self.participation):
+            raise ValueError(
+                f"{self.name}: noise of the {self.source} cannot be correlated by "
+                f"{type(self.correlation).__name__} for this participation: nodes answer rows of "
+                "an IntegerMatrix made for it, an aggregator has a factorization"
+            )
+        if matrix and (self.rate < 1 or self.sampler.nodes or self.cycle):
+            raise ValueError(
+                f"{self.name}: sampler = {self.sampler.name!r}, cycle = {self.cycle}: an answer "
+                "holds what users said in earlier rounds, so all nodes answer in every round: set "
+                "sampler = 'full' and ftrl.schedule = 'users'"
+            )
+
+    @property
+    def matrix(self) -> IntegerMatrix | None:
+        """The matrix whose rows the nodes answer; None: their answers are of one round each."""
+        return cast("IntegerMatrix | None", self.correlation) if self.source == "nodes" else None
+
+    @property
+    def factorization(self) -> Factorization | None:
+        """Whose noise the releases have, whoever adds it, once nodes' rows are made into them."""
+        if self.matrix is not None:
+            return self.matrix.toeplitz
+        return cast("Factorization | None", self.correlation)
 
     @property
     def rate(self) -> float:
@@ -93,18 +122,32 @@ class Phase:
 
     @property
     def most(self) -> int:
-        """Sums that one user can be in and that are paid for."""
-        if self.source == "nodes":
-            return self.rounds + self.spare
-        return self.participation.most if self.participation else self.rounds
+        """Rounds that one user can take part in, with the spare ones of independent noise."""
+        if self.participation is not None:
+            return self.participation.most
+        return self.rounds + (self.spare if self.source == "nodes" else 0)
+
+    @property
+    def releases(self) -> int:
+        """Sums that leave the nodes with noise and are paid for, spare ones included."""
+        return self.rounds + (self.spare if self.source == "nodes" else 0)
 
     @property
     def sensitivity(self) -> float:
         """Of everything that the phase releases to one user's vectors of length 1; of independent
-        noise sqrt(most)."""
-        if self.correlation is None or self.participation is None:
+        noise sqrt(most). Of rows, spare ones included."""
+        if self.matrix is not None:
+            return self.matrix.sensitivity(self.spare)
+        if self.factorization is None or self.participation is None:
             return math.sqrt(self.most)
-        return float(self.correlation.sensitivity(self.participation))
+        return float(self.factorization.sensitivity(self.participation))
+
+    @property
+    def summed_std(self) -> float:
+        """Standard deviation of the noise in the sum of all rounds, in units of one bound."""
+        if self.factorization is None:
+            return self.multiplier * math.sqrt(self.rounds)
+        return self.multiplier * float(self.factorization.prefix_std()[-1])
 
     @property
     def equivalent(self) -> float:
@@ -172,7 +215,7 @@ class PrivacyPlan:
     @property
     def releases(self) -> int:
         """Sums with the nodes' noise, spare ones included."""
-        return sum(phase.most for phase in self.phases if phase.source == "nodes")
+        return sum(phase.releases for phase in self.phases if phase.source == "nodes")
 
     @property
     def plan(self) -> Plan | None:
@@ -215,7 +258,7 @@ class PrivacyPlan:
 
 
 def events(phases: Sequence[Phase]) -> Counter[tuple[float, float]]:
-    """(multiplier, rate) -> sums that one user can be in."""
+    """(multiplier, rate) -> sums that one user can be in, as independent noise costs them."""
     found = Counter[tuple[float, float]]()
     for phase in phases:
         found[(phase.equivalent, phase.rate)] += phase.most

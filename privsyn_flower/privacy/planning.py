@@ -89,7 +89,8 @@ def _check_mixture(phases: Sequence[Phase]) -> None:
 def _too_much(made: PrivacyPlan, rest: Sequence[Phase]) -> str:
     """What given noise costs, and how much of it would do where one number says that."""
     asked = " and ".join(
-        f"{phase.rounds} {phase.name}" + (f" and {_spare(phase)} spare" if _spare(phase) else "")
+        f"{phase.rounds} {phase.name}"
+        + (f" and {phase.spare} spare" if phase.releases > phase.rounds else "")
         for phase in made.phases
     )
     noise = (
@@ -122,10 +123,6 @@ def _equal(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-9)
 
 
-def _spare(phase: Phase) -> int:
-    return phase.spare if phase.source == "nodes" else 0
-
-
 def statement_of(plan: PrivacyPlan, **facts: Any) -> PrivacyStatement:
     """What may be said of the run. facts: of the federation and its data, as
     `PrivacyStatement` has them."""
@@ -141,13 +138,11 @@ def statement_of(plan: PrivacyPlan, **facts: Any) -> PrivacyStatement:
         "rho_zcdp": plan.rho,
         "noise_multiplier": main.equivalent,
         **dict(zip(own, (main.rounds, sum(p.rounds for p in same)), strict=True)),
-        "spare_rounds": main.spare if main.source == "nodes" else 0,
+        "spare_rounds": main.releases - main.rounds,
         "sampler": main.sampler.name,
         "sampling_rate": main.rate,
         "noise_source": main.source,
-        "others": tuple(
-            (p.name, p.rounds + _spare(p), p.equivalent, p.source, p.rate) for p in others
-        ),
+        "others": tuple((p.name, p.releases, p.equivalent, p.source, p.rate) for p in others),
     }
     if main.correlation is not None and main.correlation.name != "independent":
         claims["correlated"] = main.correlation.name

@@ -12,6 +12,7 @@ from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA, gaussian_
 from privsyn_flower.privacy.wording import (
     CHOSEN_TEXT,
     KEYS,
+    ROWS,
     assumed,
     at_least,
     at_most,
@@ -117,11 +118,12 @@ class PrivacyStatement:
                 f"{self.max_participations} and participations = {self.participations} at least 0"
             )
         if self.noise_source == "nodes":
-            if self.correlated or self.most_participations < self.rounds:
+            most = self.most_participations
+            if self.sampler != "full" if self.correlated else most < self.rounds:
                 raise ValueError(
-                    f"correlated = {self.correlated!r}, participations = "
-                    f"{self.most_participations} of {self.rounds} rounds: only noise_source = "
-                    "'aggregator' is accounted that way"
+                    f"correlated = {self.correlated!r}, sampler = {self.sampler!r}, participations "
+                    f"= {most} of {self.rounds} rounds: noise of the nodes is correlated without a "
+                    "sampler, or for users who may be in every round"
                 )
         elif self.sampler == "poisson" or self.simulation_seeded:
             raise ValueError(
@@ -331,6 +333,8 @@ class PrivacyStatement:
                 "which each node enforces for its own users: one that miscounts weakens the claim "
                 "for them alone."
             )
+        if self.correlated and self.noise_source == "nodes":
+            text += ROWS
         if self.adaptive_clipping:
             text += (
                 " Whether a user's update was shortened is one more coordinate of the same answer "

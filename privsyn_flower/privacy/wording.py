@@ -16,6 +16,10 @@ KEYS = {
         "place at first contact would go unnoticed and is not covered"
     ),
 }
+ROWS = (
+    " Each node's answer holds what its users said in earlier rounds, too, by public weights, and "
+    "every answer has noise of its own."
+)
 # What is made of a trained model by `privsyn_flower.app.public.proximity`.
 CHOSEN_TEXT = (
     "Public text that the trained model chose is post-processing of the training: choosing it "

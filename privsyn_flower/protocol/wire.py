@@ -34,7 +34,7 @@ from privsyn_flower.protocol.packing import unpack_rows
 from privsyn_flower.protocol.question import METRICS, OptionValue, Query, Ticket
 from privsyn_flower.secagg.cohort import Session
 
-PROTOCOL = 7
+PROTOCOL = 8
 TRAIN = "train"  # the message type of updates: what Flower's own training rounds travel as
 EVALUATE = "evaluate"  # and of evaluations by an app's own metrics: what Flower's evaluations do
 
@@ -68,6 +68,7 @@ POLICY_KEYS = frozenset(
         "min-colluding-share",
         "max-candidates",
         "max-parameters",
+        "max-past-vectors",
         "max-neighbors",
         "max-tokens",
         "allowed-models",

@@ -124,7 +124,9 @@ def needed(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:
         ("accounting", ("dp_accounting",)),
         ("simulated nodes", ("ray", "pyarrow")) if not is_deployment(config) else ("", ()),
         ("parquet", ("pyarrow",)) if any(p.endswith(".parquet") for p in places) else ("", ()),
-        ("noise of an aggregator", ("scipy",)) if config.trusts_aggregator else ("", ()),
+        ("correlated noise", ("scipy",))
+        if config.trusts_aggregator or config.sends_rows
+        else ("", ()),
         ("benchmark", ("matplotlib",)) if config.benchmark else ("", ()),
         ("training.evaluate-rounds", ("matplotlib",))
         if config.training.evaluate_rounds

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.client_apps.node.records import Limit, Spent, cost, spent_epsilon
+from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost, spent_epsilon
 from privsyn_flower.privacy.accounting import epsilon
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 
@@ -108,7 +108,7 @@ def test_a_device_counts_without_numerical_libraries() -> None:
     """Exact accounting comes to a phone with the standard library alone."""
     code = (
         "import json, sys\n"
-        "from privsyn_flower.client_apps.node.records import Limit, cost, spent_epsilon\n"
+        "from privsyn_flower.client_apps.node.lifetime import Limit, cost, spent_epsilon\n"
         "import privsyn_flower.client_apps.node.records, privsyn_flower.app.cli.node\n"
         "limit = Limit.of(10.0, 1e-6)\n"
         "spent_epsilon(cost(2.0, 1e-15), 1e-6), limit.allows(cost(2.0, 1e-15))\n"

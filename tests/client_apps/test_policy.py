@@ -89,6 +89,7 @@ def test_what_an_owner_must_allow_for_training(
         ({"colluding": -0.1}, "min-colluding-share"),
         ({"length": 20_001}, "max-candidates"),
         ({"neighbors": 17}, "max-neighbors"),
+        ({"past_vectors": 1}, "max-past-vectors"),
         ({"round": 201}, "max-rounds-per-run"),
         ({"round": float("nan")}, "max-rounds-per-run"),
     ],

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privsyn_flower.client_apps.node.lifetime import Limit
 from privsyn_flower.client_apps.node.policy import Policy
-from privsyn_flower.client_apps.node.records import Limit, NodeRecords, Peer
+from privsyn_flower.client_apps.node.records import NodeRecords, Peer
 from privsyn_flower.privacy.accounting import epsilon
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.wire import Refusal, WireError

@@ -14,7 +14,7 @@ import pytest
 from flwr.app import RecordDict
 
 from privsyn_flower.client_apps import updates
-from privsyn_flower.client_apps.answers import guarded
+from privsyn_flower.client_apps.answers import Participants, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.main import update
 from privsyn_flower.client_apps.node.device import Node, open_node
@@ -22,9 +22,16 @@ from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.updates import UPDATE, update_tokens
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.privacy.clipping import clip_l2
+from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
+from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.encoding.dense import rotate
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.noise import decode_sum, encoded_length
+from privsyn_flower.protocol.noise import (
+    decode_sum,
+    encoded_length,
+    integer_plan,
+    matrix_options,
+)
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.text.fingerprints import folder_fingerprint
@@ -153,6 +160,23 @@ def test_a_repeated_question_has_the_same_answer(tmp_path: Path, base: Path) -> 
     other = question(base, rotation=bytes(32))
     whole = [decoded(answer(q, device, {"long": USERS["long"]}), q) for q in (query, other)]
     assert np.abs(whole[0] - whole[1]).max() > 1e-4
+
+
+@pytest.mark.usefixtures("even")
+def test_rows_of_a_matrix_have_another_order_in_each_round(tmp_path: Path, base: Path) -> None:
+    """Their rotation is the whole run's, so it does not name the round."""
+    plain, device, users = question(base), node(tmp_path, base), {"long": USERS["long"]}
+    rows = matrix_options(IntegerMatrix((2, 1), Participation(4)))
+    query, one = replace(plain, options={**plain.options, **rows}), np.ones(1, dtype=bool)
+    plan: Any = integer_plan(plain, noise(plain))
+    sums = [
+        decoded(
+            updates.user_updates(asked, users, Participants(one, one, rnd), plan, device), plain
+        )
+        for asked, rnd in ((query, 1), (query, 1), (query, 2), (plain, 1), (plain, 2))
+    ]
+    assert np.array_equal(sums[0], sums[1]) and np.array_equal(sums[3], sums[4])
+    assert np.abs(sums[0] - sums[2]).max() > 1e-4
 
 
 class RustPanic(BaseException):

@@ -127,12 +127,27 @@ def test_a_rival_has_no_classes() -> None:
 
 
 FTRL = {"method": "dp-ftrl", "training.noise": "aggregator"}
+NODES = {"training.noise": "nodes"}
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"training.noise": "nodes"}, ["'dp-ftrl'", "'aggregator'", "trusted", "'dp-fedavg'"]),
+        (NODES | {"ftrl.mechanism": "tree"}, ["mechanism = 'tree'", "'banded", "'aggregator' if"]),
+        (NODES | {"ftrl.mechanism": "independent"}, ["mechanism = 'independent'", "'blt'"]),
+        (
+            NODES | {"ftrl.schedule": "nodes", "ftrl.min-separation": 2},
+            ["ftrl.schedule = 'nodes'", "'users'", "trusted"],
+        ),
+        (NODES | {"training.adaptive-clipping": True}, ["adaptive-clipping = true", "set false"]),
+        (
+            NODES | {"ftrl.bands": 21},
+            ["ftrl.bands = 21", "min-separation = 1", "20 x min-separation"],
+        ),
+        (
+            NODES | {"sampler": "poisson", "sampling-rate": 0.5},
+            ["sampler = 'poisson'", "min-separation", "'full'"],
+        ),
         ({"ftrl.min-separation": 9}, ["ftrl.min-separation = 9", "rounds = 8"]),
         (
             {"ftrl.min-separation": 2, "ftrl.max-participations": 3},
@@ -179,6 +194,8 @@ def test_who_adds_the_noise() -> None:
     assert (nodes.trains, nodes.trusts_aggregator) == (True, False)
     assert (central.trains, central.trusts_aggregator) == (True, True)
     assert RunConfig.from_flat(FTRL).trusts_aggregator and not RunConfig().trains
+    own = {"method": "dp-ftrl", "simulation-seeded-noise": True}  # noise of the nodes has a seed
+    assert not RunConfig.from_flat(own).trusts_aggregator
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ OPTIONS = (
     "option.dimension", "option.server-round", "option.arrays", "option.config.lr", "weight",
     "option.condition.topics", "option.condition.labels", "option.condition.max-source", "extra",
     "protocol", "stage", "session", "cohort", "list", "sealed", "signers", "signatures",
+    "option.matrix", "option.rounds",
 )  # fmt: skip
 RECORDS = ("ask", "question", "secagg", "hello", "answer", "odd", "")
 

@@ -34,6 +34,7 @@ from tests.fuzz import fuzz_settings
 from .hostile import neighbour, write
 from .mutations import changes
 from .rig import HANDLERS, Rig, Stream, forced, received, rig, travelled
+from .rows import rows_world
 from .worlds import HOSTED, Case, app_world, evaluate, population, train, world
 
 __all__ = ["forced", "rig"]  # fixtures
@@ -49,6 +50,8 @@ FUZZED = [
     Case("dp-fedavg", True, "jsonl", values=(("aggregation", "plain"),)),
     Case("dp-fedavg", True, "jsonl", values=(("training.adaptive-clipping", True),)),
     Case("dp-ftrl", True, "jsonl"),
+    Case("matrix", True, "jsonl", values=(("aggregation", "plain"),)),
+    Case("matrix", True, "jsonl"),
     Case("ctcl", True, "jsonl", values=(("aggregation", "plain"),)),
     Case("app", True, "jsonl", values=(("aggregation", "plain"),)),
     Case("app", True, "jsonl"),
@@ -147,13 +150,14 @@ def conversations(
     logger = logging.getLogger("privsyn_flower")
     logger.addHandler(handler)
 
-    def make(case: Case) -> Conversation:
+    def talk(case: Case) -> Conversation:
         app = case.method.startswith("app")
         users = population(True)
+        make = rows_world if case.method == "matrix" else world
         prepare = (
             app_world(case, users, rig.stream)
             if app
-            else world(case, users, causal_folder, rig.stream)
+            else make(case, users, causal_folder, rig.stream)
         )
         seen = rig.run(prepare)
         assert not seen.failure, seen.failure
@@ -170,7 +174,7 @@ def conversations(
         return Conversation(asked, twins, rig.stream, lines)
 
     tracemalloc.start()
-    yield make
+    yield talk
     tracemalloc.stop()
     logger.removeHandler(handler)
 

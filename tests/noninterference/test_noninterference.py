@@ -27,6 +27,7 @@ from privsyn_flower.protocol.wire import Refusal, WireError
 
 from .hostile import FORMATS, HOSTILE, TARGET, neighbour
 from .rig import Rig, Seen, differences, forced, rig
+from .rows import rows_world
 from .worlds import Case, app_world, population, world
 
 __all__ = ["forced", "rig"]  # fixtures
@@ -52,6 +53,7 @@ FEW: list[tuple[Case, tuple[str, ...]]] = [
     ),
     (Case("dp-fedavg", False, "jsonl", held_out=True), ("together", "blank")),
     (Case("dp-ftrl", True, "jsonl"), ("together", "raising")),
+    (Case("matrix", True, "jsonl"), ("together",)),
     (Case("ctcl", True, "jsonl", labels=True), ("together", "raising")),
     (Case("ctcl", False, "csv", values=POISSON), ("together",)),
     (Case("evaluation", True, "csv"), ("together", "raising")),
@@ -69,6 +71,7 @@ def every() -> Iterator[tuple[Case, tuple[str, ...]]]:
         "popri",
         "dp-fedavg",
         "dp-ftrl",
+        "matrix",
         "ctcl",
         "evaluation",
         "app",
@@ -96,6 +99,8 @@ def made(causal_folder: Path, rig: Rig) -> Callable[[Case, str], Seen]:
         users = neighbour(users, kind) if kind else users
         if case.method.startswith("app"):
             return rig.run(app_world(case, users, rig.stream))
+        if case.method == "matrix":
+            return rig.run(rows_world(case, users, causal_folder, rig.stream))
         return rig.run(world(case, users, causal_folder, rig.stream))
 
     return run

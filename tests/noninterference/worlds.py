@@ -34,6 +34,7 @@ POLICY = """
 aggregation = ["secure", "plain"]
 queries = ["votes", "scores", "evaluation", "update"]
 trusted-aggregator = true
+max-past-vectors = 9
 min-noise-multiplier = 0.01
 min-surviving-weight = 1.0
 lifetime-epsilon = 1e9

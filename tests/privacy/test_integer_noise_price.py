@@ -9,7 +9,7 @@ import mpmath
 import pytest
 from mpmath import mpf
 
-from privsyn_flower.client_apps.node.records import Limit, cost
+from privsyn_flower.client_apps.node.lifetime import Limit, cost
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.encoding.sizing import distance_each, least_sensitivity
 from privsyn_flower.privacy.noise.integer_noise import (

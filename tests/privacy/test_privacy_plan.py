@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.correlated import Participation, factorization
+from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
+from privsyn_flower.privacy.encoding.sizing import distance_each
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
 from privsyn_flower.privacy.ledger.usage import affordable_charges
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
@@ -32,6 +34,13 @@ from privsyn_flower.strategies.engine.session import trusted_noise
 DELTA = 1e-5
 LEFT = 0.999 * DELTA  # a thousandth is the integers'
 POISSON = Sampler("poisson", 0.1)
+TURNS = Participation(6, 2)
+ROWS = IntegerMatrix((64, 40, 10), TURNS, "banded")
+
+
+def rows(spare: int = 0, **options: Any) -> Phase:
+    """Nodes answer rows of a matrix."""
+    return Phase(ROUNDS, 6, spare, correlation=ROWS, participation=TURNS, **options)
 
 
 def correlated(rounds: int, **options: Any) -> Phase:
@@ -171,13 +180,71 @@ def test_correlated_rounds_beside_sampling_are_refused() -> None:
         plan_privacy(2.0, DELTA, [correlated(6), Phase("histogram", 1, 0, POISSON)])
 
 
+@pytest.mark.parametrize("spare", [0, 2])
+@pytest.mark.parametrize("evaluations", [0, 2])
+def test_rows_of_the_nodes_are_paid_for_with_their_spare_ones(spare: int, evaluations: int) -> None:
+    """mu by hand, from the worst user's rows and from rows that are asked once more."""
+    main = rows(spare)
+    made = plan_privacy(2.0, DELTA, [main, *evaluation_phases(main, evaluations)])
+    c = [1.0, 40 / 64, 10 / 64, 0, 0, 0]
+    worst = [sum(c[t - s] for s in (0, 2, 4) if s <= t) for t in range(6)]
+    again = c[0] + c[2]  # two rounds of one user are in one row
+    squares = sum(one**2 for one in worst) + spare * again**2
+    z = made.main.multiplier
+    assert made.main.sensitivity**2 == pytest.approx(squares)
+    each = squares / z**2 / 3  # of three participations, and of an evaluation
+    mu = math.sqrt(each * (3 + evaluations))
+    assert get_epsilon_gaussian(1 / mu, LEFT) == pytest.approx(2.0, rel=1e-6)
+    assert made.epsilon <= 2.0 and made.rho == pytest.approx(mu**2 / 2)
+    assert made.main.equivalent == pytest.approx(each**-0.5)
+    assert made.releases == 6 + spare + evaluations
+    assert made.distance == distance_each(2.0, DELTA, made.releases, 2.0)
+    said = statement_of(made, min_surviving_weight=0.5, aggregation="secure")
+    assert (said.rounds, said.spare_rounds, said.evaluations) == (6, spare, evaluations)
+    assert (said.noise_source, said.correlated) == ("nodes", "banded")
+    assert (said.most_participations, said.min_separation) == (3, 2)
+    assert said.noise_multiplier == made.main.equivalent and said.accountant == "exact"
+    assert "at most 3 rounds, 2 or more apart" in said.sentence()
+    assert "trusted" not in said.sentence() and said.threat_model.startswith("honest-but")
+
+
+def test_a_share_or_a_multiplier_buys_rows_what_it_says() -> None:
+    made = plan_privacy(3.0, DELTA, [Phase("a"), rows(1, share=0.25)])
+    squares = made.main.sensitivity**2 / made.main.multiplier**2
+    assert squares / (squares + made["a"].multiplier ** -2) == pytest.approx(0.25, rel=1e-6)
+    with pytest.raises(PrivacyPlanError, match=r"6 rounds and 1 spare, above .* raise it"):
+        plan_privacy(1.0, DELTA, [rows(1, multiplier=1.0)])
+    with pytest.raises(ValueError, match="not accounted beside"):
+        plan_privacy(2.0, DELTA, [rows(), Phase("histogram", 1, 0, POISSON)])
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"rounds": 0}, "p: rounds = 0 "),
     ({"spare": -1}, "spare-rounds = -1 "),
     ({"share": 1.0}, "share = 1.0 "),
     ({"multiplier": math.nan}, "noise-multiplier = nan"),
     ({"source": "aggregator", "sampler": POISSON}, "sampling-rate = 0.1"),
-    ({"participation": Participation(1)}, "p: noise of the nodes"),
+    ({"participation": Participation(1)}, "p: give correlation and"),
+    (
+        {"correlation": factorization("independent", 1), "participation": Participation(1)},
+        "p: noise of the nodes cannot be correlated by Toeplitz",
+    ),
+    (
+        {"source": "aggregator", "correlation": ROWS, "rounds": 6, "participation": TURNS},
+        "p: noise of the aggregator cannot be correlated by IntegerMatrix",
+    ),
+    (
+        {"correlation": ROWS, "rounds": 6, "participation": Participation(6)},
+        "for this participation: nodes answer rows",
+    ),
+    (
+        {"correlation": ROWS, "rounds": 6, "participation": TURNS, "sampler": POISSON},
+        "sampler = 'poisson', cycle = 0: .* all nodes answer in every round",
+    ),
+    (
+        {"correlation": ROWS, "rounds": 6, "participation": TURNS, "cycle": 2},
+        "cycle = 2: .*ftrl.schedule = 'users'",
+    ),
     ({"source": "aggregator", "participation": Participation(1)}, "p: give correlation and"),
     (
         {

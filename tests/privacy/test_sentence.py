@@ -239,6 +239,26 @@ def test_noise_of_a_trusted_aggregator():
     assert "trusted aggregator" in plain.threat_model
 
 
+def test_correlated_noise_of_the_nodes_trusts_nobody():
+    """The words of correlated noise, and of an honest-but-curious server."""
+    nodes = replace(AGGREGATOR, noise_source="nodes", spare_rounds=2)
+    text = nodes.sentence()
+    for words in (
+        "over 32 rounds and 2 spare, with noise that is correlated across rounds",
+        "as much as independent integer (discrete Gaussian) noise of at least 2.1805 times",
+        "answer in each of 8 rounds",
+        "at most 8 rounds, 4 or more apart, which each node enforces",
+        "Each node's answer holds what its users said in earlier rounds, too",
+        "claim holds against the server and everyone who sees",
+        "pays for the integers",
+    ):
+        assert words in text, words
+    for words in ("TRUSTED", "key of the noise", "floating-point"):
+        assert words not in text
+    assert nodes.threat_model.startswith("honest-but-curious server")
+    assert "honest-but-curious" in nodes.short()
+
+
 def test_an_aggregator_sees_evaluations_too():
     text = replace(AGGREGATOR, aggregation="secure", evaluations=2).sentence()
     assert "each round's and evaluation's sum without noise" in text
@@ -275,7 +295,7 @@ def test_adaptive_clipping_is_said():
     [
         ({"sampler": "poisson", "sampling_rate": 0.1}, "sampler = 'poisson'"),
         ({"simulation_seeded": True}, "simulation_seeded = True"),
-        ({"noise_source": "nodes"}, "correlated = 'banded Toeplitz'"),
+        ({"noise_source": "nodes", "sampler": "fixed"}, "'banded Toeplitz', sampler = 'fixed'"),
         ({"noise_source": "nodes", "correlated": ""}, "participations = 8 of 32 rounds"),
         ({"noise_source": "cloud"}, "noise_source = 'cloud'"),
         ({"min_separation": 0}, "min_separation = 0"),

@@ -158,11 +158,11 @@ def test_turns_that_do_not_fit_are_refused_before_anybody_is_asked(
     assert not any(node.asked for node in nodes.values())
 
 
-def test_the_aggregator_must_be_trusted_in_so_many_words() -> None:
-    with pytest.raises(ValueError, match=r"noise = 'nodes'.*'aggregator' if the .* is trusted"):
-        DPFTRL(AveragingConfig(server_optimizer="fedavgm"))
+def test_nobody_is_trusted_unless_it_says_so() -> None:
+    assert DPFTRL().phase(8).source == "nodes"
     plain = DPFTRL(AveragingConfig(noise="aggregator"))
     assert plain.ftrl == FtrlConfig() and plain.optimizer == FedAvg(1.0)
+    assert plain.phase(8).source == "aggregator"
 
 
 def test_a_mechanism_left_to_its_defaults_is_that_of_the_configuration() -> None:

@@ -9,12 +9,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 from safetensors.numpy import load
 
+from privsyn_flower.common.arrays import I64
 from privsyn_flower.config import AveragingConfig, FtrlConfig
 from privsyn_flower.privacy.encoding.dense import rotate
 from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.noise import Noise, integer_plan
+from privsyn_flower.protocol.noise import Noise, integer_plan, matrix_of
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.queries.updates import shard_updates
 from privsyn_flower.strategies import DPFTRL
@@ -35,15 +36,14 @@ def ftrl(
     *,
     schedule: Any = "nodes",
     seed: int = 0,
+    noise: Any = "aggregator",
     **keys: Any,
 ) -> DPFTRL:
     """DP-FTRL by the papers' momentum, whose nodes take turns: each test node is one user's.
 
     keys: of `[ftrl]`.
     """
-    config = AveragingConfig(
-        clip_norm=clip_norm, server_optimizer=server_optimizer, noise="aggregator"
-    )
+    config = AveragingConfig(clip_norm=clip_norm, server_optimizer=server_optimizer, noise=noise)
     return DPFTRL(config, FtrlConfig(schedule=schedule, **keys), seed=seed)
 
 
@@ -60,6 +60,7 @@ class Trainer:
         self.asked: list[tuple[Ticket, Query, Noise]] = []
         self.greeted: list[str] = []
         self.silent = False
+        self.past: dict[int, I64] = {}
 
     def deltas(self, arrays: Arrays) -> list[np.ndarray[Any, Any]]:
         vector = Layout.of(arrays).flatten(arrays)
@@ -73,20 +74,35 @@ class Trainer:
         self.asked.append((ticket, query, noise))
         if self.silent:
             return None
+        total = self.row(query, ticket, noise)
+        return wire.answer(message, ticket, to_modulus(total, noise.bits), noise.bits)
+
+    def row(self, query: Query, ticket: Ticket, noise: Noise) -> I64:
+        """The integers of an answer: where there is a matrix, its row of all rounds so far."""
+        matrix = matrix_of(query)
+        if matrix is None:
+            return self.total(query, noise)
+        if ticket.round not in self.past:
+            self.past[ticket.round] = self.total(query, noise)
+        found = matrix.row(ticket.round, self.past.get)
+        assert found is not None
+        return found
+
+    def total(self, query: Query, noise: Noise) -> I64:
+        """What the users say in this round."""
         arrays = load(query.extra["parameters"].tobytes())
         plan = integer_plan(query, noise)
 
         def encode(vector: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
             return np.rint(rotate(vector, query.rotation) * plan.scale).astype(np.int64)
 
-        total = shard_updates(
+        return shard_updates(
             self.deltas(arrays),
             length=query.length,
             clip_norm=float(query.options["clip-norm"]),
             indicator=float(query.options["indicator"]),
             encode=encode,
         )
-        return wire.answer(message, ticket, to_modulus(total, noise.bits), noise.bits)
 
 
 def trainers(nodes: int = 4, users: int = 1, **options: Any) -> dict[int, Trainer]:

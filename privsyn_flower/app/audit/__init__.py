@@ -8,15 +8,15 @@ threshold   the canary's shift is looked for with a matched filter. Its hits and
             2023, arXiv 2302.07956, "Tight auditing of differentially private machine learning").
 variance    what is left of the sums without users' vectors, at survivors of honest weight W_min,
             against the variance that is charged.
-correlation of an aggregator's noise, which is correlated between rounds: whitened, the rounds
-            must be independent.
+correlation of noise that is correlated between rounds: whitened, the rounds must be
+            independent. Rows of a matrix, which nodes answer, are as if they were whitened.
 sampling    where users are sampled: how often, how often the canary's vector is in a sum that it
             was there for, and whether users are sampled independently (`statistics`).
 
 What a run asks besides its rounds, CTCL's histogram of topics, is a measurement of its own.
 
-Of the nodes' noise one release is measured, because every release has noise of its own; of an
-aggregator's noise all rounds of a run together.
+Of the nodes' independent noise one release is measured, because every release has noise of its
+own; of noise that is correlated, and of an aggregator's, all rounds of a run together.
 
 With Poisson sampling the claim is that of a sampled release, and the adversary, who knows which
 others are sampled, has N(0, 1) against (1 - q) N(0, 1) + q N(mu, 1). Hits and false alarms alone

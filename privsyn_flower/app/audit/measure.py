@@ -35,12 +35,12 @@ from privsyn_flower.app.audit.trials import Setting, Trials, run_trials
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.protocol.noise import encoded_bound, encoded_length
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.ctcl.strategy import TOPICS
-from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 
 # Claims are exact, not above the true value: at 95 % a false alarm could come once in 20 audits.
 CONFIDENCE = 0.999
@@ -53,14 +53,14 @@ MOST_NUMBERS = 1 << 24  # of all rounds and trials of one audit, so that it take
 class Audit:
     """What was found about one release, or about all rounds of a run.
 
-    rounds: 1, or those of a run whose noise an aggregator adds. claimed_epsilon: of a user who
-    takes part in a release with probability sampling_rate, or as often as the run allows, at
-    `delta`. lower_bound: epsilon is at least this with probability `confidence`.
+    rounds: 1, or those of a run whose noise is correlated, or is an aggregator's. claimed_epsilon:
+    of a user who takes part in a release with probability sampling_rate, or as often as the run
+    allows, at `delta`. lower_bound: epsilon is at least this with probability `confidence`.
     noise_variance_ratio: measured / charged. variance_p_value: two-sided. correlation_p_value: of
     noise that is independent between rounds once it is whitened; None of one release. sampling:
     None where every user takes part. contradiction: lower_bound above claimed_epsilon, noise below
     what is charged, rounds that share noise, or sampling that is not that of the rate.
-    noise_multiplier: of noise_source, the nodes or an aggregator, whose is before it is correlated.
+    noise_multiplier: of noise_source, the nodes or an aggregator, before it is correlated.
     """
 
     kind: str
@@ -87,7 +87,7 @@ class Audit:
 def audit(config: RunConfig, trials: int = DEFAULT_TRIALS, kind: str = "") -> Audit:
     """Audit one of this configuration's kinds of query, at its noise and weights.
 
-    trials: releases, or runs where an aggregator adds the noise, half of them with the canary;
+    trials: releases, or runs where all rounds are measured, half of them with the canary;
     fewer where a run has many rounds. kind: of `kinds`, or "evaluation"; "": the first of `kinds`.
     Raises ConfigError or ValueError on numbers and another kind, AuditError when nothing could be
     measured.
@@ -101,13 +101,12 @@ def audit(config: RunConfig, trials: int = DEFAULT_TRIALS, kind: str = "") -> Au
     kind = kind or asked[0]
     phase = audited_phase(config, kind)
     if phase.source == "aggregator":
-        noise = aggregator_noise(phase)
-        setting = aggregator_setting(config, noise)
+        setting = aggregator_setting(config, aggregator_noise(phase))
     else:
-        noise, setting = None, nodes_setting(config, phase)
+        setting = nodes_setting(config, phase)
     with tempfile.TemporaryDirectory(prefix="privsyn-audit-") as folder:
         case = KINDS[kind](config, Path(folder))
-        return _measured(config, kind, case, setting, noise, trials)
+        return _measured(config, kind, case, setting, phase, trials)
 
 
 def kinds(config: RunConfig) -> list[str]:
@@ -123,7 +122,7 @@ def _measured(
     kind: str,
     case: Case,
     setting: Setting,
-    noise: AggregatorNoise | None,
+    phase: Phase,
     trials: int,
 ) -> Audit:
     trials = min(trials, MOST_NUMBERS // (setting.rounds * encoded_length(case.query)))
@@ -134,18 +133,18 @@ def _measured(
         )
     seen = run_trials(case, setting, trials)
     rounds, rate = slice(setting.rounds), seen.numbers.sampling_rate
-    white = np.eye(1) if noise is None else whitening(noise.factorization)[rounds, rounds]
+    matrix = phase.factorization
+    white = np.eye(1) if matrix is None else whitening(matrix)[rounds, rounds]
     left = seen.noise if len(white) == 1 else np.tensordot(white, seen.noise, 1)
     shifts = np.einsum("rs,ksl->krl", white, seen.shifts)
-    multiplier = seen.numbers.multiplier if noise is None else noise.z
-    ratio, p_value = variance_test(left, multiplier * encoded_bound(case.query, seen.numbers))
+    ratio, p_value = variance_test(left, phase.multiplier * encoded_bound(case.query, seen.numbers))
     correlation = correlation_test(left.reshape(len(left), -1)) if len(left) > 1 else None
     statistic, taken = filtered(left, shifts, seen.which, seen.put), seen.put > 0.5
     sampled = rate < 1
     sampling = sampling_test(seen.draws, taken[seen.present], rate) if sampled else None
     found = Audit(
         kind=kind,
-        claimed_epsilon=_claimed(config, seen, noise),
+        claimed_epsilon=_claimed(config, seen, phase),
         lower_bound=epsilon_lower_bound(
             halves(statistic, taken),
             halves(statistic, ~seen.present),
@@ -159,7 +158,7 @@ def _measured(
         variance_p_value=p_value,
         contradiction=False,
         delta=config.delta,
-        noise_multiplier=multiplier,
+        noise_multiplier=phase.multiplier,
         noise_source=seen.numbers.source,
         rounds=setting.rounds,
         correlation_p_value=correlation,
@@ -182,14 +181,14 @@ def _faults(result: Audit) -> list[str]:
     return why + (own.faults(result.sampling_rate, NOISE_LEVEL) if own else [])
 
 
-def _claimed(config: RunConfig, seen: Trials, noise: AggregatorNoise | None) -> float:
-    """Epsilon of one release of the nodes' noise, or of all rounds: as computed, and as charged."""
-    delta = gaussian_delta(config.delta)
-    if noise is None:
-        multiplier, rate = seen.numbers.multiplier, seen.numbers.sampling_rate
-        claimed = accounting.epsilon(multiplier, 1, delta, sampling_rate=rate)
+def _claimed(config: RunConfig, seen: Trials, phase: Phase) -> float:
+    """Epsilon of one release of independent noise, or of all rounds: as computed, and as charged.
+    No row is asked once more here."""
+    delta, matrix, users = gaussian_delta(config.delta), phase.factorization, phase.participation
+    if matrix is None or users is None:
+        claimed = accounting.epsilon(phase.multiplier, 1, delta, sampling_rate=phase.rate)
     else:
-        whole = noise.z / noise.factorization.sensitivity(noise.participation)
+        whole = phase.multiplier / matrix.sensitivity(users)
         claimed = accounting.gaussian_epsilon(whole, delta)
     return min(claimed, seen.spent)
 

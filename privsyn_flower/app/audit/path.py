@@ -221,16 +221,18 @@ def _handler(case: Case, role: Role, node: Node) -> Callable[[Message], Message]
 
 
 def colluders_noise(
-    case: Case, query: Query, noise: Noise, seats: Sequence[Seat], folder: Path
-) -> I64:
-    """What colluders added in round 1: their own code's, from the seed they know."""
+    case: Case, query: Query, noise: Noise, seats: Sequence[Seat], folder: Path, rounds: int
+) -> list[I64]:
+    """What colluders added in each round: their own code's, from the seed they know."""
     nothing = Kind(lambda *_: None, lambda query, *_: np.zeros(encoded_length(query), np.int64))
-    total = np.zeros(encoded_length(query), dtype=np.int64)
+    totals = [np.zeros(encoded_length(query), dtype=np.int64) for _ in range(rounds)]
     for seat in seats:
         if seat.role == "colluding":
             node = _node(case, seat, folder / "twins")  # a node's own records allow one answer
-            total += contribution(query, Ticket("audit", query.kind, 1, 1), noise, node, nothing)
-    return total
+            for rnd, total in enumerate(totals, start=1):
+                ticket = Ticket("audit", query.kind, rnd, 1)
+                total += contribution(query, ticket, noise, node, nothing)
+    return totals
 
 
 class Loopback:

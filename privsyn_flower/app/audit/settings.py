@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from privsyn_flower.app.audit.path import CANARY, Role, Seat
 from privsyn_flower.app.audit.statistics import whitening
-from privsyn_flower.app.audit.trials import Setting
+from privsyn_flower.app.audit.trials import RUN, Setting
 from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.common.arrays import F64
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.planning import evaluation_phases
+from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.privacy_plan import ledger_terms, privacy_plan
 from privsyn_flower.strategies.ctcl.strategy import TOPICS
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.mechanisms import NodeNoise
+from privsyn_flower.strategies.engine.matrix_noise import MatrixNoise
+from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
 from privsyn_flower.strategies.engine.session import trusted_noise
 
 EVALUATION = "evaluation"  # the kind of query that is about models, beside the rounds
@@ -41,7 +45,8 @@ def audited_phase(config: RunConfig, kind: str) -> Phase:
 
 
 def nodes_setting(config: RunConfig, phase: Phase) -> Setting:
-    """One release with the nodes' noise and, where the phase samples, its users' sampling.
+    """One release with the nodes' noise and, where the phase samples, its users' sampling; where
+    nodes answer rows, all rounds, and the canary has the first turn, which is the worst.
 
     The honest survivors weigh exactly W_min, so the noise is what is charged and no more: the
     plan's spare weight is lost after masking, and the colluders' noise is known to them.
@@ -56,10 +61,23 @@ def nodes_setting(config: RunConfig, phase: Phase) -> Setting:
         sampling_rate=phase.rate,
         distance=privacy_plan(config).distance,
     )
-    return Setting(
-        plan, node_seats(plan), AGGREGATIONS[config.aggregation](), lambda _: NodeNoise(),
-        _ledger(config),
-    )  # fmt: skip
+    seats, matrix = node_seats(plan), phase.matrix
+    if matrix is None:
+        one, rounds = NodeNoise(), 1
+        mechanism: Callable[[Path], Mechanism] = lambda _: one  # noqa: E731
+    else:
+        first, rounds = _first_place(config.ftrl.min_separation), matrix.rounds
+        seats = [replace(seat, partition=seat.partition + first) for seat in seats]
+        mechanism = lambda folder: MatrixNoise(  # noqa: E731
+            matrix, phase.multiplier, RunFolder(folder / RUN)
+        )
+    how = AGGREGATIONS[config.aggregation]()
+    return Setting(plan, seats, how, mechanism, _ledger(config), rounds)
+
+
+def _first_place(turns: int, turn: int = 0) -> int:
+    """The place of the canary's node at which the canary, whose own place shifts it, has a turn."""
+    return (turn - int(places(public_ids([CANARY]))[0])) % turns
 
 
 def _ledger(config: RunConfig) -> dict[str, Any]:
@@ -115,7 +133,7 @@ def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:
             Seat("canary" if at == turn else "honest", 2, at) for at in range(TURN_NODES * turns)
         ]
     else:  # the canary's place is its own, shifted by its node's
-        first = (turn - int(places(public_ids([CANARY]))[0])) % turns
+        first = _first_place(turns, turn)
         seats = [Seat("honest" if at else "canary", 2, first + at) for at in range(TURN_NODES)]
     plan = RoundPlan(
         run="audit",
@@ -129,7 +147,7 @@ def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:
         plan,
         seats,
         AGGREGATIONS[config.aggregation](),
-        lambda folder: replace(noise, folder=folder),
+        lambda folder: replace(noise, folder=folder / "keys"),
         _ledger(config),
         min(rounds, turns * noise.participations),  # then nobody is left who may take part
     )

@@ -37,7 +37,7 @@ from privsyn_flower.common.arrays import F64, I64, Bools
 from privsyn_flower.privacy.encoding.dense import padded_length, rotate
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.protocol.messaging import in_process
-from privsyn_flower.protocol.noise import Noise, encoded_length, integer_plan
+from privsyn_flower.protocol.noise import Noise, encoded_length, integer_plan, matrix_of
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation
@@ -45,12 +45,14 @@ from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import Mechanism
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 
+RUN = "run"  # the run folder, in that of the audit
+
 
 @dataclass(frozen=True)
 class Setting:
     """Who answers, in how many rounds, and who adds what noise.
 
-    mechanism: folder for its keys -> the noise. ledger: what the run's is made with.
+    mechanism: folder of the audit -> the noise. ledger: what the run's is made with.
     """
 
     plan: RoundPlan
@@ -66,7 +68,7 @@ class Trials:
     """What an adversary sees who knows every text, which others are sampled, and the
     colluders' noise; and what the auditor knows of the canary.
 
-    noise (R, T, L): the releases of R rounds in T trials, less all that users put into them.
+    noise (R, T, L): what R rounds are learned from in T trials, less all that users put into it.
     shifts (k, R, L): what the canary changes without noise when it is sampled, in units of the
     bound, with its neighbour sampled and without; zeros in rounds that are not its
     turn. which (T,): the way that it was. present (T,): whether the canary took part. put (T,):
@@ -96,18 +98,19 @@ def run_trials(case: Case, setting: Setting, trials: int) -> Trials:
     asked = replace(case, kind=repeated(case, view))
     with tempfile.TemporaryDirectory(prefix="privsyn-audit-") as name, in_process():
         folder = Path(name)
-        mechanism = _OneTrial(setting.mechanism(folder / "keys"), case.query)
+        mechanism = _OneTrial(setting.mechanism(folder), case.query)
         released, spent = _released(asked, query, setting, mechanism, view, folder)
         noise = mechanism.noises[0]
-        foreign = colluders_noise(asked, query, noise, setting.seats, folder)
+        foreign = colluders_noise(asked, query, noise, setting.seats, folder, setting.rounds)
     if view.failures:
         raise AuditError(f"a node's answer failed: {view.failures[0]}") from view.failures[0]
     scale, width = integer_plan(query, noise).scale, encoded_length(case.query)
     lost = {seat.partition for seat in setting.seats if seat.role == "lost"}
     left = np.empty((setting.rounds, trials, width))
+    known = _decorrelated(query, foreign)
     for at, vector in enumerate(released):
         flat = rotate(vector, query.rotation) if query.dense else vector
-        flat = flat - foreign / scale
+        flat = flat - known[at] / scale
         left[at] = flat[: trials * width].reshape(trials, width)
         sent = [node for place, node in view.known[at + 1].items() if place not in lost]
         left[at] -= sum(node.vectors() for node in sent) / scale
@@ -120,6 +123,17 @@ def run_trials(case: Case, setting: Setting, trials: int) -> Trials:
         noise,
         spent,
     )
+
+
+def _decorrelated(query: Query, rows: Sequence[I64]) -> list[F64]:
+    """Noise that was added to rows, as it is in what a round is learned from."""
+    matrix, found = matrix_of(query), list[F64]()
+    for rnd, row in enumerate(rows, start=1):
+        own = row.astype(np.float64)
+        if matrix is not None:
+            own = matrix.decorrelate(rnd, own / matrix.unit, lambda past: found[past - 1])
+        found.append(own)
+    return found
 
 
 def _canary(sent: list[Sent | None], scale: float) -> tuple[F64, I64, Bools, F64]:
@@ -164,7 +178,7 @@ def _released(
         cast(Grid, Loopback(handlers(case, setting.seats, folder, view.copies))),
         strategy,
         setting.plan,
-        RunFolder(folder / "run"),
+        RunFolder(folder / RUN),
         ledger,
         setting.aggregation,
         mechanism=cast(Mechanism, mechanism),
@@ -204,9 +218,9 @@ class _OneTrial:
         self.noises.append(noise)
         return noise
 
-    def charge(self, query: Query, noise: Noise, rnd: int) -> dict[str, Any]:
+    def charge(self, query: Query, noise: Noise, rnd: int, **attempt: bool) -> dict[str, Any]:
         """What a round of one trial costs."""
-        return self._mechanism.charge(self._query, noise, rnd)
+        return self._mechanism.charge(self._query, noise, rnd, **attempt)
 
 
 @contextmanager

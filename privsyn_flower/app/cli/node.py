@@ -55,6 +55,7 @@ def forget(
     """
     import sqlite3
 
+    from privsyn_flower.client_apps.node.past_vectors import FOLDER
     from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
     from privsyn_flower.client_apps.node.records_file import KEY_FILE
     from privsyn_flower.data import EmbeddingCache
@@ -65,6 +66,7 @@ def forget(
         place = _there(node_places(node_config, folder)[0])
         if not user:
             raise ValueError(f"user = {given!r} is no id: name the one in the data file")
+        sums = any((place / FOLDER).glob("*"))
         records = NodeRecords(place / RECORDS_FILE)
         embeddings = EmbeddingCache(place / "embeddings", "")
         begun = any((place / name).exists() for name in (RECORDS_FILE, KEY_FILE))
@@ -82,6 +84,8 @@ def forget(
         raise one_line_failure(error) from None
     typer.echo(f"withdrawn: {user!r} takes part in nothing from now on")
     typer.echo("embeddings erased" if erased else "no embeddings were kept")
+    if sums:
+        typer.echo("erased with all users' sums of earlier rounds: this node's next rows lack them")
     typer.echo("the text itself is in the node's data file: delete it there")
 
 

@@ -186,9 +186,14 @@ def _device(plan: Plan) -> list[str]:
     secure = plan.config.aggregation == "secure"
     beside = "; keys and shares of secure aggregation come on top" if secure else ""
     once = f"; down {_bytes(found.once)} once for the histogram" if found.once else ""
+    past = (
+        f"  earlier rounds stay on its disk: {_bytes(found.past)}; a node that misses a round "
+        "takes its share of them out of that sum, too"
+    )
     lines = [
         f"a device and round: down {_bytes(found.down)}, up {_bytes(found.up)} ({size} "
-        f"coordinates{bits}{beside}){once}"
+        f"coordinates{bits}{beside}){once}",
+        *([past] if found.past else []),
     ]
     if found.seconds is None or found.first_seconds is None:
         return [*lines, "  its computing: unknown, the size of its model is not known here"]

@@ -20,7 +20,7 @@ from privsyn_flower.server_apps.privacy_plan import baseline
 from .data import docstring_packages, language, messages, private_file, public_file, split_files
 from .findings import Finding, Findings, NotReady
 from .machine import federation_nodes, models, needs, places, trackers
-from .numbers import budget, candidates, check_privacy, integers, keys, product
+from .numbers import budget, candidates, check_privacy, everybody, integers, keys, product
 
 __all__ = ["Finding", "NotReady", "check_ready"]
 
@@ -47,6 +47,7 @@ def check_ready(
         lambda: candidates(config),
         lambda: places(config, folder),
         lambda: product(config),
+        lambda: everybody(config),
     ]
     asks = baseline(config) is None  # else there is neither noise nor a ledger
     if asks:

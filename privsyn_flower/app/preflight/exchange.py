@@ -11,11 +11,12 @@ from privsyn_flower.app.preflight.numbers import encoding
 from privsyn_flower.app.preflight.sizes import Size, model_files, size_of
 from privsyn_flower.app.preflight.speeds import Machine, seconds_of
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy.encoding.dense import DensePlan
+from privsyn_flower.privacy.encoding.dense import DensePlan, padded_length
 from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.stages import Task, scoring, sequence_tokens, tokens_of
+from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.evaluation.config import MeasureConfig
 from privsyn_flower.strategies.popri.config import PopriConfig
@@ -32,8 +33,8 @@ class Exchange:
     coordinates: of an answer. down, up: bytes of the question and of the masked answer; keys and
     shares of secure aggregation come on top. first_seconds: of a round in which the user's texts
     are embedded; seconds: of another; timed: by such work on this machine. memory: bytes of
-    the model and what travels. once:
-    bytes of a question beside the rounds.
+    the model and what travels. once: bytes of a question beside the rounds. past: bytes of
+    earlier rounds' answers that stay on its disk.
     """
 
     coordinates: int | None
@@ -45,6 +46,7 @@ class Exchange:
     timed: bool
     memory: int | None
     once: int = 0
+    past: int = 0
 
 
 def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
@@ -117,7 +119,14 @@ def _training(config: RunConfig, machine: Machine) -> Exchange:
         if config[CtclConfig].by_topic and down is not None:
             down += rows  # the node finds each text's condition by them
         first, _ = seconds_of(_embedding(config), embedder, machine)
-    return Exchange(length, bits, down, up, first + seconds, seconds, timed, need, once)
+    past = past_bytes(config, length)
+    return Exchange(length, bits, down, up, first + seconds, seconds, timed, need, once, past)
+
+
+def past_bytes(config: RunConfig, length: int | None) -> int:
+    """Of the earlier rounds that a node of rows keeps, as 32-bit integers."""
+    matrix = privacy_plan(config).main.matrix
+    return 4 * padded_length(length) * (matrix.bands - 1) if matrix and length else 0
 
 
 def _measuring(config: RunConfig, machine: Machine) -> Exchange:

@@ -20,6 +20,7 @@ from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.privacy.ledger.usage import affordable_charges
 from privsyn_flower.privacy.plan import ROUNDS, Phase, PrivacyPlan
 from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.protocol.noise import matrix_options
 from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.protocol.question import OptionValue, Query
 from privsyn_flower.runs import RunFolder
@@ -30,6 +31,7 @@ from privsyn_flower.server_apps.privacy_plan import ledger_terms, privacy_plan
 from privsyn_flower.server_apps.public_text import check_deployment
 from privsyn_flower.server_apps.readiness import missing
 from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.matrix_noise import charged_norms
 from privsyn_flower.strategies.engine.mechanisms import encoding_of
 from privsyn_flower.strategies.engine.run_ledger import own_ledger, shared_ledger
 from privsyn_flower.strategies.engine.session import trusted_noise
@@ -72,16 +74,15 @@ def noise_of(config: RunConfig) -> tuple[float, float, str]:
     # A model is the sum of its rounds: what counts is the noise of all of them together.
     answers = training_strategy(config).expected_users(users, config.nodes) * rounds
     summed = f"the sum of all {rounds} rounds"
-    if not config.trusts_aggregator:
-        return privacy_plan(config).main.multiplier * math.sqrt(rounds), answers, summed
+    if not (config.trusts_aggregator or config.sends_rows):
+        return privacy_plan(config).main.summed_std, answers, summed
     if missing("scipy"):  # `libraries` says so
         return 0.0, answers, summed
     if config.ftrl.mechanism in ("blt", "banded-optimised"):
         # To optimise coefficients takes seconds; those of the square root are nearly as good.
         like = config.ftrl.model_copy(update={"mechanism": "banded"})
         config = config.model_copy(update={"ftrl": like})
-    noise = trusted_noise(privacy_plan(config, checked=False).main)
-    return noise.summed_std, answers, summed
+    return privacy_plan(config, checked=False).main.summed_std, answers, summed
 
 
 def integers(config: RunConfig) -> Findings:
@@ -113,11 +114,26 @@ def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
         distance=privacy_plan(config).distance,
     )
     options: dict[str, OptionValue] = {"encoding": "dense"} if config.updates else {}
+    options |= matrix_options(main.matrix) if main.matrix else {}
     rows, scales = np.zeros((0, 0), dtype=np.int8), np.zeros(0, dtype=np.float32)
     query = Query("", rows, scales, length, 1.0, "", options)
     if config.trusts_aggregator:
         return trusted_noise(main).encoding(plan, query)
     return encoding_of(plan, query, plan.noise_multiplier)
+
+
+def everybody(config: RunConfig) -> Findings:
+    """Whether a round of rows outlives the loss of one node, of those who share users evenly."""
+    users = config.data.users
+    needed = config.min_surviving_weight * users + config.colluding_weight * users
+    if config.sends_rows and users - math.ceil(users / config.nodes) < math.ceil(needed - 1e-9):
+        yield Finding(
+            f"min-surviving-weight = {config.min_surviving_weight:g} and colluding-weight = "
+            f"{config.colluding_weight:g} of data.users = {users} on nodes = {config.nodes}: no "
+            "node may be missing in any round, or the round is asked again (spare-rounds = "
+            f"{config.spare_rounds}): lower min-surviving-weight",
+            fatal=False,
+        )
 
 
 def candidates(config: RunConfig) -> Findings:
@@ -196,6 +212,12 @@ def _charges(config: RunConfig, released: Mapping[str, int]) -> list[Mapping[str
 
 
 def _of_phase(plan: PrivacyPlan, phase: Phase) -> list[Mapping[str, Any]]:
+    if phase.matrix is not None:
+        norms = charged_norms(phase.matrix)
+        return [
+            {"noise_multiplier": phase.multiplier / norm, "total_variation": plan.distance}
+            for norm in norms
+        ]
     if phase.source == "aggregator":
         apart = phase.rounds if phase.correlation is None else 1
         return [{"noise_multiplier": z} for z in trusted_noise(phase).charged() * apart]

@@ -14,7 +14,7 @@ from typing import Any
 
 from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.app.preflight.data import HUB, left_out, long_texts
-from privsyn_flower.app.preflight.exchange import Exchange, exchange_of, trained
+from privsyn_flower.app.preflight.exchange import Exchange, exchange_of, past_bytes, trained
 from privsyn_flower.app.preflight.findings import Finding
 from privsyn_flower.app.preflight.forecast import Stage, forecast, memory_needed, too_large
 from privsyn_flower.app.preflight.machine import in_hub_cache
@@ -97,7 +97,7 @@ class Plan:
             {
                 "name": phase.name,
                 "rounds": phase.rounds,
-                "spare": phase.spare if phase.source == "nodes" else 0,
+                "spare": phase.releases - phase.rounds,
                 "noise_multiplier": phase.multiplier,
                 "sampling_rate": phase.rate,
                 "noise_of": phase.source,
@@ -130,7 +130,7 @@ class Plan:
 
 def releases(phases: Sequence[Phase]) -> int:
     """Sums that leave the users with noise, spare ones included."""
-    return sum(p.rounds + (p.spare if p.source == "nodes" else 0) for p in phases)
+    return sum(phase.releases for phase in phases)
 
 
 def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
@@ -184,6 +184,7 @@ def disk_of(
         run += STORED_MODELS * (down or 0)
         if config.trusts_aggregator and config.ftrl.mechanism == "blt":
             run += 8 * config.ftrl.buffers * (length or 0)
+        run += 2 * past_bytes(config, length)  # what the server makes of them, 8 bytes each
     if config.measures:  # until it is answered, the question is kept
         run += (exchange and exchange.down) or 0
     elif not config.trains and embedder is not None:

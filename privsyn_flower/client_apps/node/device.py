@@ -20,14 +20,23 @@ from flwr.app import Context
 
 from privsyn_flower.client_apps.node.failures import Failures, What
 from privsyn_flower.client_apps.node.node_log import FORMATS, node_logger
-from privsyn_flower.client_apps.node.policy import Policy, load_policy
-from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
+from privsyn_flower.client_apps.node.policy import (
+    Policy,
+    check_cohort,
+    check_member,
+    load_policy,
+    load_roster,
+)
+from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords, Peer
 from privsyn_flower.common.files import node_home, whole_path
 from privsyn_flower.common.terminal import plain_log
 from privsyn_flower.config import ConfigError
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
+from privsyn_flower.secagg import Cohort
+
+logger = logging.getLogger("privsyn_flower")
 
 UserTexts = Mapping[str, Sequence[str]]
 NODE_KEYS = {
@@ -116,8 +125,8 @@ def base_model(query: Query, node: Node) -> Path:
 
 
 @contextlib.contextmanager
-def alone(node: Node, text: str) -> Iterator[None]:
-    """What one user's data raises ends here: that user is zeros, the others' sums are untouched.
+def alone(node: Node, text: str, users: int = 1) -> Iterator[None]:
+    """What the data of one user, or of `users`, raises ends here: zeros; others' are untouched.
 
     text: for the node's local log.
     """
@@ -126,7 +135,39 @@ def alone(node: Node, text: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # memory, and a panic of a tokenizer in Rust
-        node.failed("answer", error, 1, text)
+        node.failed("answer", error, users, text)
+
+
+def check_peers(cohort: Cohort, node: Node) -> None:
+    """Raises unless this node joins such a sum: by its policy, and by whose keys these are.
+
+    With a roster every member must be on it, with that key and weight. Without one, both are
+    trusted on first use: a node id that shows another key or weight than before is refused.
+    """
+    if node.policy is None:
+        return
+    check_survivors(cohort, [True] * len(cohort.members), node)
+    if node.policy.roster:
+        roster = load_roster(node.policy.roster_path)
+        for member in cohort.members:
+            check_member(roster, member.identity, member.weight)
+    else:
+        peers = {str(m.id): Peer(m.identity, m.weight) for m in cohort.members}
+        new = node.records.pin_all(peers)
+        if new:
+            logger.info("trusted on first use: the keys and weights of %d nodes", new)
+
+
+def check_survivors(cohort: Cohort, listed: list[bool], node: Node) -> None:
+    """Raises unless those of the cohort who are left are enough for this node's policy."""
+    if node.policy is None:
+        return
+    check_cohort(
+        node.policy,
+        weights=[m.weight for m, here in zip(cohort.members, listed, strict=True) if here],
+        min_weight=cohort.session.min_weight,
+        colluding=cohort.session.colluding,
+    )
 
 
 def open_node(context: Context) -> Node:

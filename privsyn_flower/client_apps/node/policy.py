@@ -67,6 +67,12 @@ class Policy(Section):
     max_parameters: int = Field(
         20_000_000, ge=1, description="most coordinates of an update: the parameters it trains"
     )
+    max_past_vectors: int = Field(
+        0,
+        ge=0,
+        description="most earlier rounds of a run whose updates, summed over this node's users, "
+        "are kept here without noise, 4 bytes a coordinate and round; 0: none",
+    )
     max_neighbors: int = Field(16, ge=1, description="most candidates one sample votes for")
     max_tokens: int = Field(
         500_000,
@@ -163,10 +169,12 @@ def check_query(
     round: int,
     source: str = "nodes",
     cycle: int = 1,
+    past_vectors: int = 0,
 ) -> None:
     """Refuse a query that the policy does not allow: raises WireError(POLICY). All PUBLIC.
 
-    noise_multiplier: guaranteed noise std / bound of one user's vector. min_weight: W_min in
+    noise_multiplier: guaranteed noise std / bound of one user's vector, or of independent noise
+    that costs as much a participation. past_vectors: rounds that are kept. min_weight: W_min in
     users; only a cycle-th of them is in a sum. colluding: share of the run's weight assumed
     colluding. length: of one user's vector.
     neighbors: candidates one sample votes for. model: the fingerprint of the embedder, or of the
@@ -192,6 +200,7 @@ def check_query(
         _at_most("length", length, policy.max_parameters, "max-parameters")
     else:
         _at_most("length", length, policy.max_candidates, "max-candidates")
+    _at_most("earlier rounds kept", past_vectors, policy.max_past_vectors, "max-past-vectors")
     _at_most("neighbors", neighbors, policy.max_neighbors, "max-neighbors")
     check_model(policy, model)
     _at_most("round", round, policy.max_rounds_per_run, "max-rounds-per-run")

@@ -7,21 +7,13 @@ transaction under the writer's lock (`BEGIN IMMEDIATE`), with a rollback journal
 (`synchronous = EXTRA`): a kill leaves all of it or nothing, and nothing acknowledged is lost.
 
 Users appear only as HMAC-SHA256 of their id, under a key beside the file: the file alone tells
-nobody who takes part. An older copy in its place is refused (`older_copy`); what it
-does not know: a second file for the same users (another folder) counts apart.
-
-What a user has spent over the node's life is two sums. A participation in a sum of noise multiplier
-z costs mu^2 = 1 / z^2, for the nodes' noise as for a trusted aggregator's
-(`privacy.noise.integer_noise`); and the nodes' integers are some total variation away from that. No
-amplification by sampling is taken into account. The server chooses z after it has seen earlier
-releases. The sum of mu^2 is a filter that holds against that (Smith and Thakurta 2022, arXiv
-2210.17520, "Fully adaptive composition for Gaussian differential privacy"); distances add up
-however they are chosen.
+nobody who takes part. An older copy in its place is refused (`older_copy`); what it does not know:
+a second file for the same users (another folder) counts apart.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,74 +21,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost, spent_epsilon
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records_file import RecordsFile
 from privsyn_flower.client_apps.node.schedule import LARGEST_NUMBER, Schedule, admitted, attend
 from privsyn_flower.common.arrays import Bools
-from privsyn_flower.privacy.accounting.composition import check_positive, gaussian_mu
-from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.protocol.wire import Refusal, WireError
-
-
-class Spent(NamedTuple):
-    """gaussian: sum of mu^2. distance: sum of total variations."""
-
-    gaussian: float
-    distance: float
-
-
-class Limit(NamedTuple):
-    """The most that one user may spend in a node's life."""
-
-    gaussian: float
-    distance: float
-
-    @classmethod
-    def of(cls, epsilon: float, delta: float) -> Limit:
-        """The sums that together imply (epsilon, delta), however the noise was chosen."""
-        mu = gaussian_mu(epsilon, gaussian_delta(delta))
-        return cls(mu * mu, allowed_distance(delta))
-
-    def allows(self, spent: Spent) -> bool:
-        """Whether this much is within the limit."""
-        return spent.gaussian <= self.gaussian and spent.distance <= self.distance
-
-
-def cost(noise_multiplier: float, distance: float) -> Spent:
-    """Of one participation; inf where hardly any noise is announced.
-
-    noise_multiplier: guaranteed noise std / L2 bound of one user's vector. distance: total
-    variation of the noise from (rounded) Gaussian noise. Raises ValueError unless the first is
-    finite and positive, the second at least 0.
-    """
-    check_positive("noise_multiplier", noise_multiplier)
-    if not distance >= 0:
-        raise ValueError(f"distance = {distance} must be at least 0")
-    inverse = 1 / noise_multiplier
-    return Spent(inverse * inverse, distance)  # what overflows is inf, which every limit refuses
-
-
-def spent_epsilon(spent: Spent, delta: float) -> float:
-    """Epsilon at `delta` of what was spent; inf when the integers allow none up to 700.
-
-    For display: it holds for noise fixed before the first release, and is never above the
-    lifetime epsilon whose limit let it through.
-    """
-    if spent.gaussian == 0 and spent.distance == 0:
-        return 0.0
-    low, high = 1e-9, 700.0
-    if Limit.of(high, delta).gaussian < spent.gaussian:
-        return math.inf
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        enough = Limit.of(middle, delta).gaussian >= spent.gaussian
-        low, high = (low, middle) if enough else (middle, high)
-    return high if spent.distance <= allowed_distance(delta) else math.inf
-
 
 RECORDS_FILE = "node.sqlite"
 LONGEST_NAME = 256  # of a run, query or peer: the server chooses them, the node keeps them
 NO_SCHEDULE = Schedule()
+NOTHING = Spent(0.0, 0.0)
 
 
 class Peer(NamedTuple):
@@ -106,7 +41,7 @@ class Peer(NamedTuple):
     weight: int
 
 
-class _User(NamedTuple):
+class User(NamedTuple):
     """A user's row, with the last round taken part in during one run (0: none)."""
 
     participations: int = 0
@@ -124,7 +59,7 @@ class NodeRecords:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = RecordsFile(path)
+        self.file = RecordsFile(path)
 
     def mark(self, run: str, query: str, round: int, attempt: int) -> None:
         """Record that this ticket is being answered; call it before anything masked leaves.
@@ -132,12 +67,15 @@ class NodeRecords:
         Raises WireError(POLICY) when (run, query) was asked at this (round, attempt) or a later
         one: of any number of processes, one answers.
         """
-        with self._file.transaction() as database:
-            _mark(database, run, query, round, attempt)
+        with self.file.transaction() as database:
+            mark_ticket(database, run, query, round, attempt)
 
     def mark_stage(self, stage: str, run: str, query: str, round: int, attempt: int) -> None:
-        """`mark` for one stage of this ticket's secure sum: each counts apart, and is no answer."""
-        with self._file.transaction() as database:
+        """`mark` for one stage of this ticket's secure sum: each counts apart, and is no answer.
+
+        No row of a matrix follows the last one that is unmasked: its vectors go.
+        """
+        with self.file.transaction() as database:
             last = database.execute(
                 "SELECT round, attempt FROM stages WHERE run = ? AND query = ? AND stage = ?",
                 (run, query, stage),
@@ -147,6 +85,18 @@ class NodeRecords:
                 "INSERT OR REPLACE INTO stages VALUES (?, ?, ?, ?, ?)",
                 (run, query, stage, round, attempt),
             )
+            if stage == "unmask":
+                _end_rows(database, run, query, round, self.file)
+
+    def end_rows(self, run: str, query: str, round: int) -> None:
+        """After an answer in the clear, which no stage follows: as `mark_stage` of the last one."""
+        with self.file.transaction() as database:
+            _end_rows(database, run, query, round, self.file)
+
+    def sweep_vectors(self) -> None:
+        """Remove a vector that was dropped while it was being made."""
+        with self.file.transaction() as database:
+            sweep_vectors(database, self.file)
 
     def schedule(
         self,
@@ -162,14 +112,12 @@ class NodeRecords:
         users: distinct ids; returns (len(users),). All or nothing. Raises WireError(POLICY) as
         `mark` and `schedule.admitted` do.
         """
-        with self._file.transaction() as database:
-            _mark(database, run, query, round, attempt)
+        with self.file.transaction() as database:
+            mark_ticket(database, run, query, round, attempt)
             if not schedule.limited:  # then ids, a hash for each user, are for nothing
                 return np.ones(len(users), dtype=np.bool_)
-            ids = self._file.ids(users)
-            mask = admitted(database, run, round, ids, schedule)
-            participants = [id_ for id_, may in zip(ids, mask, strict=True) if may]
-            attend(database, run, round, participants, schedule)
+            ids = self.file.ids(users)
+            mask = take_part(database, run, query, round, ids, NOTHING, None, schedule)
         return np.array(mask, dtype=np.bool_)
 
     def take(
@@ -194,31 +142,19 @@ class NodeRecords:
         Raises WireError(POLICY) as `schedule` does, and when the run had max-rounds-per-run answers
         of this node; ValueError on a repeated user or noise that is not finite and positive.
         """
-        from privsyn_flower.data.values import to_name  # the other stages load nothing of data
-
-        repeated = len(users) - len(set(map(to_name, users)))
-        if repeated:
-            raise ValueError(f"{repeated} of {len(users)} users are repeated: ids must be distinct")
+        check_distinct(users)
         spent = cost(noise_multiplier, distance)
-        limit = Limit.of(policy.lifetime_epsilon, policy.lifetime_delta)
-        with self._file.transaction() as database:
-            _mark(database, run, query, round, attempt)
-            _check_answers(database, run, policy)
-            ids = self._file.ids(users)
-            may_attend = admitted(database, run, round, ids, schedule)
-            mask = [
-                may and _may_take(_user(database, run, id_), round, spent, limit, policy)
-                for id_, may in zip(ids, may_attend, strict=True)
-            ]
-            participants = [id_ for id_, may in zip(ids, mask, strict=True) if may]
-            _record(database, run, round, participants, spent)
-            attend(database, run, round, participants, schedule)
+        with self.file.transaction() as database:
+            mark_ticket(database, run, query, round, attempt)
+            check_answers(database, run, policy)
+            ids = self.file.ids(users)
+            mask = take_part(database, run, query, round, ids, spent, policy, schedule)
         return np.array(mask, dtype=np.bool_)
 
     def ids(self, users: Sequence[str]) -> list[bytes]:
         """What stands for users here, 32 bytes each: never the same in two nodes' records."""
-        with self._file.transaction():  # the key is made at the first use
-            return self._file.ids(users)
+        with self.file.transaction():  # the key is made at the first use
+            return self.file.ids(users)
 
     def pin_all(self, peers: Mapping[str, Peer]) -> int:
         """Trust on first use: keep every new peer's key and weight; how many are new.
@@ -227,7 +163,7 @@ class NodeRecords:
         decides, not the server.
         """
         new = 0
-        with self._file.transaction() as database:
+        with self.file.transaction() as database:
             for name, peer in peers.items():
                 _check_names(peer=name)
                 row = database.execute(
@@ -246,47 +182,50 @@ class NodeRecords:
     def forget(self, user: str) -> bool:
         """Withdraw a user for good; whether the records knew this user.
 
-        What was spent stays: an id that comes back must not start from zero.
+        What was spent stays: an id that comes back must not start from zero. The vectors of
+        earlier rounds, which are sums with this user's, are erased.
         """
-        with self._file.transaction() as database:
-            (id_,) = self._file.ids([user])
+        with self.file.transaction() as database:
+            (id_,) = self.file.ids([user])
             found = database.execute("SELECT 1 FROM users WHERE id = ?", (id_,)).fetchone()
             database.execute(
                 "INSERT INTO users VALUES (?, 0, 0.0, 0.0, 1) ON CONFLICT (id) DO UPDATE SET "
                 "withdrawn = 1",
                 (id_,),
             )
+            database.execute("DELETE FROM vectors")
+            sweep_vectors(database, self.file)
         return found is not None
 
     def knows(self, user: str) -> bool:
         """Whether this user took part or withdrew here."""
-        with self._file.transaction() as database:
+        with self.file.transaction() as database:
             row = database.execute(
-                "SELECT 1 FROM users WHERE id = ?", self._file.ids([user])
+                "SELECT 1 FROM users WHERE id = ?", self.file.ids([user])
             ).fetchone()
         return row is not None
 
     def at_limit(self, policy: Policy, more: Spent) -> int:
         """How many users a further answer of this cost would take beyond a limit of the policy."""
         limit = Limit.of(policy.lifetime_epsilon, policy.lifetime_delta)
-        with self._file.transaction() as database:
+        with self.file.transaction() as database:
             rows = database.execute(
                 "SELECT participations, gaussian, distance FROM users WHERE withdrawn = 0"
             ).fetchall()
-        return sum(not _may_take(_User(*row), 1, more, limit, policy) for row in rows)
+        return sum(not may_participate(User(*row), more, limit, policy) for row in rows)
 
     def withdrawn(self, users: Sequence[str]) -> Bools:
         """Which users withdrew (len(users),): nothing of theirs may be opened any more."""
-        with self._file.transaction() as database:
+        with self.file.transaction() as database:
             gone = {id_ for (id_,) in database.execute("SELECT id FROM users WHERE withdrawn = 1")}
-        return np.array([id_ in gone for id_ in self._file.ids(users)], dtype=np.bool_)
+        return np.array([id_ in gone for id_ in self.file.ids(users)], dtype=np.bool_)
 
     def status(self, delta: float) -> dict[str, Any]:
         """Counts for the owner's eyes: tickets, users, the most any user has spent, pins.
 
         max_spent_epsilon: at `delta`, see `spent_epsilon`.
         """
-        with self._file.transaction() as database:
+        with self.file.transaction() as database:
             marks = database.execute(
                 "SELECT run, query, round, attempt, asked FROM marks ORDER BY rowid"
             ).fetchall()
@@ -309,15 +248,79 @@ class NodeRecords:
         }
 
 
-def _mark(database: sqlite3.Connection, run: str, query: str, round: int, attempt: int) -> None:
+def check_distinct(users: Sequence[str]) -> None:
+    """Raises ValueError on a user who is there twice, but for blanks."""
+    from privsyn_flower.data.values import to_name  # the other stages load nothing of data
+
+    repeated = len(users) - len(set(map(to_name, users)))
+    if repeated:
+        raise ValueError(f"{repeated} of {len(users)} users are repeated: ids must be distinct")
+
+
+def mark_ticket(
+    database: sqlite3.Connection,
+    run: str,
+    query: str,
+    round: int,
+    attempt: int,
+    terms: str = "",
+    rounds: int = 0,
+) -> bool:
+    """`NodeRecords.mark` within a transaction; whether this round was asked before.
+
+    terms: of the rows of a matrix (`rows.Terms`), for `rounds` rounds; "": the question has none.
+    Raises WireError(POLICY) when they are not those of the first (run, query), too.
+    """
     last = database.execute(
         "SELECT round, attempt FROM marks WHERE run = ? AND query = ?", (run, query)
     ).fetchone()
     _check_later(last, run, query, round, attempt)
+    if terms and last is None:
+        database.execute("INSERT INTO matrices VALUES (?, ?, ?, ?)", (run, query, terms, rounds))
+    _check_terms(database, run, query, terms)
     database.execute(
         "INSERT INTO marks VALUES (?, ?, ?, ?, 1) ON CONFLICT (run, query) DO UPDATE SET "
         "round = excluded.round, attempt = excluded.attempt, asked = asked + 1",
         (run, query, round, attempt),
+    )
+    return last is not None and round == int(last[0])
+
+
+def _check_terms(database: sqlite3.Connection, run: str, query: str, terms: str) -> None:
+    row = database.execute(
+        "SELECT terms FROM matrices WHERE run = ? AND query = ?", (run, query)
+    ).fetchone()
+    if (row[0] if row else "") == terms:
+        return
+    bound, new = (json.loads(text) if text else {} for text in (row[0] if row else "", terms))
+    names = sorted(key for key in {*bound, *new} if bound.get(key) != new.get(key))
+    raise WireError(
+        Refusal.POLICY, f"{query!r} of run {run!r} began with other numbers: {', '.join(names)}"
+    )
+
+
+def _end_rows(
+    database: sqlite3.Connection, run: str, query: str, round: int, file: RecordsFile
+) -> None:
+    ended = database.execute(
+        "DELETE FROM vectors WHERE run = ? AND query = ? AND ? >= (SELECT rounds FROM matrices "
+        "WHERE run = ? AND query = ?)",
+        (run, query, round, run, query),
+    )
+    if ended.rowcount:
+        sweep_vectors(database, file)
+
+
+def sweep_vectors(database: sqlite3.Connection, file: RecordsFile) -> None:
+    """Remove all vectors of earlier rounds that the records do not know (any more).
+
+    Within the transaction, so that nobody else's new one is taken for such a vector.
+    """
+    from privsyn_flower.client_apps.node.past_vectors import FOLDER, sweep
+
+    sweep(
+        file.path.parent / FOLDER,
+        {token for (token,) in database.execute("SELECT token FROM vectors")},
     )
 
 
@@ -337,8 +340,11 @@ def _check_later(
         )
 
 
-def _check_answers(database: sqlite3.Connection, run: str, policy: Policy) -> None:
-    """Counts this answer too: other queries' and attempts' sums cost as much as rounds'."""
+def check_answers(database: sqlite3.Connection, run: str, policy: Policy) -> None:
+    """Raises WireError(POLICY) when this marked ticket is one too many for the run.
+
+    Other queries' and attempts' sums cost as much as rounds'.
+    """
     (asked,) = database.execute("SELECT sum(asked) FROM marks WHERE run = ?", (run,)).fetchone()
     if asked > policy.max_rounds_per_run:
         raise WireError(
@@ -349,50 +355,79 @@ def _check_answers(database: sqlite3.Connection, run: str, policy: Policy) -> No
         )
 
 
-def _user(database: sqlite3.Connection, run: str, id_: bytes) -> _User:
+def user_row(database: sqlite3.Connection, run: str, id_: bytes) -> User:
+    """What is kept of a user."""
     row = database.execute(
         "SELECT participations, gaussian, distance, withdrawn, coalesce((SELECT round FROM "
         "last_rounds WHERE run = ? AND last_rounds.id = users.id), 0) FROM users WHERE id = ?",
         (run, id_),
     ).fetchone()
-    return _User() if row is None else _User(*row)
+    return User() if row is None else User(*row)
 
 
-def _may_take(
-    user: _User,
-    round: int,
-    spent: Spent,
-    limit: Limit,
-    policy: Policy,
-) -> bool:
-    if user.withdrawn:
-        return False
+def may_participate(user: User, spent: Spent, limit: Limit, policy: Policy) -> bool:
+    """Whether one participation more is within this user's limits."""
     if policy.max_participations and user.participations >= policy.max_participations:
         return False
+    return may_pay(user, spent, limit)
+
+
+def may_pay(user: User, spent: Spent, limit: Limit) -> bool:
+    """Whether this user, who has not withdrawn, may spend so much more."""
+    more = Spent(user.gaussian + spent.gaussian, user.distance + spent.distance)
+    return not user.withdrawn and limit.allows(more)
+
+
+def _apart(user: User, round: int, policy: Policy) -> bool:
     # With a separation, a round before the latest one (of another query) is too close as well.
     latest, separation = user.last_round, policy.min_separation
-    if separation and latest and round - latest < separation:
-        return False
-    return limit.allows(Spent(user.gaussian + spent.gaussian, user.distance + spent.distance))
+    return not (separation and latest and round - latest < separation)
 
 
-def _record(
+def take_part(
     database: sqlite3.Connection,
     run: str,
+    query: str,
     round: int,
-    participants: Sequence[bytes],
+    ids: Sequence[bytes],
     spent: Spent,
+    policy: Policy | None,
+    schedule: Schedule,
+) -> list[bool]:
+    """Which of the users who are due may take part (len(ids),); these are charged and recorded.
+
+    policy: None in a simulation, which charges nobody. Raises WireError(POLICY) as
+    `schedule.admitted` does.
+    """
+    mask = admitted(database, run, round, ids, schedule, query)
+    if policy is not None:
+        limit = Limit.of(policy.lifetime_epsilon, policy.lifetime_delta)
+        users = [user_row(database, run, id_) for id_ in ids]
+        mask = [
+            may and _apart(user, round, policy) and may_participate(user, spent, limit, policy)
+            for user, may in zip(users, mask, strict=True)
+        ]
+    participants = [id_ for id_, may in zip(ids, mask, strict=True) if may]
+    if policy is not None:
+        charge(database, participants, spent)
+        database.executemany(
+            "INSERT INTO last_rounds VALUES (?, ?, ?) ON CONFLICT (run, id) DO UPDATE SET "
+            "round = max(round, excluded.round)",
+            [(run, id_, round) for id_ in participants],
+        )
+    attend(database, run, round, participants, schedule, query)
+    return mask
+
+
+def charge(
+    database: sqlite3.Connection, ids: Sequence[bytes], spent: Spent, participations: int = 1
 ) -> None:
+    """What each of these users has spent more, in so many participations more."""
     database.executemany(
-        "INSERT INTO users VALUES (?, 1, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET "
-        "participations = participations + 1, gaussian = gaussian + excluded.gaussian, "
-        "distance = distance + excluded.distance",
-        [(id_, *spent) for id_ in participants],
-    )
-    database.executemany(
-        "INSERT INTO last_rounds VALUES (?, ?, ?) ON CONFLICT (run, id) DO UPDATE SET "
-        "round = max(round, excluded.round)",
-        [(run, id_, round) for id_ in participants],
+        "INSERT INTO users VALUES (?, ?, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET "
+        "participations = participations + excluded.participations, "
+        "gaussian = gaussian + excluded.gaussian, distance = distance + excluded.distance",
+        [(id_, participations, *spent) for id_ in ids],
     )
 
 

@@ -20,7 +20,7 @@ from privsyn_flower.secagg.identity import create_secret, read_secret
 
 KEY_FILE = "node-users.key"
 _APPLICATION = 0x70737966  # "psyf": SQLite's header field for whose file this is
-_LAYOUT = 4
+_LAYOUT = 5
 _TABLES = """
 CREATE TABLE header (key_check BLOB NOT NULL);
 CREATE TABLE marks (
@@ -32,8 +32,14 @@ CREATE TABLE users (
 CREATE TABLE last_rounds (
     run TEXT NOT NULL, id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run, id));
 CREATE TABLE attendance (
-    run TEXT NOT NULL, id BLOB NOT NULL, round INTEGER NOT NULL, participations INTEGER NOT NULL,
-    PRIMARY KEY (run, id));
+    run TEXT NOT NULL, query TEXT NOT NULL, id BLOB NOT NULL, round INTEGER NOT NULL,
+    participations INTEGER NOT NULL, PRIMARY KEY (run, query, id));
+CREATE TABLE matrices (
+    run TEXT NOT NULL, query TEXT NOT NULL, terms TEXT NOT NULL, rounds INTEGER NOT NULL,
+    PRIMARY KEY (run, query));
+CREATE TABLE vectors (
+    run TEXT NOT NULL, query TEXT NOT NULL, round INTEGER NOT NULL, token TEXT NOT NULL,
+    PRIMARY KEY (run, query, round));
 CREATE TABLE stages (
     run TEXT NOT NULL, query TEXT NOT NULL, stage TEXT NOT NULL, round INTEGER NOT NULL,
     attempt INTEGER NOT NULL, PRIMARY KEY (run, query, stage));

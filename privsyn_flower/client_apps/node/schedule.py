@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privsyn_flower.common.arrays import I64, Bools
+from privsyn_flower.protocol.noise import MATRIX
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 
@@ -29,17 +30,22 @@ _PLACE_BYTES = 4  # of an id: so many places that any cycle's turns are equally 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a question's options say about who takes part; 0: no rota, no limit. PUBLIC."""
+    """What a question's options say about who takes part; 0: no rota, no limit. PUBLIC.
+
+    rows: answers are rows of a matrix, with earlier rounds' vectors in them, whoever's turn it is.
+    """
 
     cycle: int = 0
     min_separation: int = 0
     max_participations: int = 0
+    rows: bool = False
 
     @classmethod
     def of(cls, query: Query) -> Schedule:
         """The options cycle, min-separation, max-participations. Raises WireError(MALFORMED)."""
         names = ("cycle", "min-separation", "max-participations")
-        found = cls(*(_count(query.options, name) for name in names))
+        cycle, separation, most = (_count(query.options, name) for name in names)
+        found = cls(cycle, separation, most, MATRIX in query.options)
         if 0 < found.cycle < found.min_separation:
             raise WireError(
                 Refusal.MALFORMED,
@@ -59,7 +65,7 @@ class Schedule:
     @property
     def limited(self) -> bool:
         """Whether there is anything to remember."""
-        return self.min_separation > 1 or self.max_participations > 0
+        return self.rows or self.min_separation > 1 or self.max_participations > 0
 
 
 def places(ids: Sequence[bytes], first: int = 0) -> I64:
@@ -79,37 +85,48 @@ def public_ids(users: Sequence[str]) -> list[bytes]:
 
 
 def admitted(
-    database: sqlite3.Connection, run: str, round: int, ids: Sequence[bytes], schedule: Schedule
+    database: sqlite3.Connection,
+    run: str,
+    round: int,
+    ids: Sequence[bytes],
+    schedule: Schedule,
+    query: str,
 ) -> list[bool]:
     """Which of the users who are due (their ids) may take part; `attend` must follow.
 
-    Another attempt of the round last taken part in is no further participation. Raises
-    WireError(POLICY) when the node itself was asked too early or too often.
+    Each kind of question counts apart, as the noise is made for its own rounds. Another attempt of
+    the round last taken part in is no further participation. Raises WireError(POLICY) when the node
+    itself was asked too early or too often.
     """
     if not schedule.limited:
         return [True] * len(ids)
     turn = _turn_id(schedule, round)
-    if not _may_attend(database, run, round, turn, schedule):
+    if not schedule.rows and not _may_attend(database, run, query, round, turn, schedule):
         raise WireError(
             Refusal.POLICY,
             f"run {run!r}, round {round}: this node answered less than min-separation = "
             f"{schedule.min_separation} rounds ago, or max-participations = "
             f"{schedule.max_participations} times",
         )
-    return [_may_attend(database, run, round, id_, schedule) for id_ in ids]
+    return [_may_attend(database, run, query, round, id_, schedule) for id_ in ids]
 
 
 def attend(
-    database: sqlite3.Connection, run: str, round: int, ids: Sequence[bytes], schedule: Schedule
+    database: sqlite3.Connection,
+    run: str,
+    round: int,
+    ids: Sequence[bytes],
+    schedule: Schedule,
+    query: str,
 ) -> None:
     """Record that these users take part in a round, and that the node answered it."""
     if not schedule.limited:
         return
+    turn = () if schedule.rows else (_turn_id(schedule, round),)
     database.executemany(
-        "INSERT INTO attendance VALUES (?, ?, ?, 1) ON CONFLICT (run, id) DO UPDATE SET "
-        "participations = participations + (round <> excluded.round), "
-        "round = max(round, excluded.round)",
-        [(run, id_, round) for id_ in (_turn_id(schedule, round), *ids)],
+        "INSERT INTO attendance VALUES (?, ?, ?, ?, 1) ON CONFLICT (run, query, id) DO UPDATE SET "
+        "participations = participations + (round <> excluded.round), round = excluded.round",
+        [(run, query, id_, round) for id_ in (*turn, *ids)],
     )
 
 
@@ -119,16 +136,16 @@ def _turn_id(schedule: Schedule, round: int) -> bytes:
 
 
 def _may_attend(
-    database: sqlite3.Connection, run: str, round: int, id_: bytes, schedule: Schedule
+    database: sqlite3.Connection, run: str, query: str, round: int, id_: bytes, schedule: Schedule
 ) -> bool:
     row = database.execute(
-        "SELECT round, participations FROM attendance WHERE run = ? AND id = ?", (run, id_)
+        "SELECT round, participations FROM attendance WHERE run = ? AND query = ? AND id = ?",
+        (run, query, id_),
     ).fetchone()
     if row is None or row[0] == round:
         return True
     if schedule.max_participations and row[1] >= schedule.max_participations:
         return False
-    # Also of an earlier round, which only another kind of question can come with.
     return schedule.min_separation <= 1 or round - row[0] >= schedule.min_separation
 
 

@@ -31,8 +31,12 @@ from privsyn_flower.privacy.noise.integer_noise import MAX_VARIANCE, check_posit
 
 BETA = math.exp(-0.5)  # chance of a rejected rounding, at most; the paper's choice
 INFLATION = 1.01  # of the sensitivity by rounding, at most, when the bits are chosen here
+ONE_ROUND = (1, 1.0)  # an answer is of one round alone: see `Rows`
 _TRIES = 64
 _CHUNK = 1 << 16  # coordinates rounded at a time: they stay in the processor's cache
+
+# Of a matrix whose rows are summed (`correlated.IntegerMatrix`): a_0, and one user's norm in a row.
+Rows = tuple[int, float]
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,14 @@ def plan_dense(
     min_weight: float,
     bits: int | None = None,
     rate: float = 1.0,
+    rows: Rows = ONE_ROUND,
 ) -> DensePlan:
     """The finest encoding of dense vectors of norm `bound` whose sum does not wrap around.
 
     weight: users that all nodes together stand for. min_weight: W_min. noise_multiplier: std of
     the guaranteed noise / sensitivity, 0 where the nodes add none. bits: 8, 16, 24 or 32; None for
     the least at which rounding raises the sensitivity by at most 1 %. rate: of Poisson sampling.
+    rows: where sums are of a matrix's rows; the noise is then of their sensitivity.
     The sum with the noise of all nodes leaves the range with probability at most 2^-59, or 2^-58
     with sampling, over noise, sampling and rotation, for vectors
     that do not depend on the rotation's seed. Raises WrapAround when no scale, or 32 bits, suffice.
@@ -94,7 +100,7 @@ def plan_dense(
     node_variance(noise_multiplier or 1.0, weight, min_weight, 1.0)
     for choice in (8, 16, 24, 32) if bits is None else (bits,):
         _check_bits(choice)
-        plan = _finest(bound, length, choice, (noise_multiplier, weight, min_weight), rate)
+        plan = _finest(bound, length, choice, (noise_multiplier, weight, min_weight), rate, rows)
         if plan and (bits or plan.inflation <= INFLATION):
             return plan
     raise WrapAround(
@@ -112,12 +118,13 @@ def dense_numbers(
     min_weight: float,
     sensitivity: float = SENSITIVITY,
     rate: float = 1.0,
+    rows: Rows = ONE_ROUND,
 ) -> DensePlan:
     """The encoding of a run's dense queries: the least of 16, 24 and 32 bits that costs nothing.
 
     Rounding raises the sensitivity by at most 1 %, and the sensitivity is at least `sensitivity`.
-    rate: of Poisson sampling; only those who are drawn are summed (see `drawn`). Other
-    arguments and errors: as in `plan_dense`.
+    rate: of Poisson sampling; only those who are drawn are summed (see `drawn`). sensitivity: of
+    rows in units of a_0. Other arguments and errors: as in `plan_dense`.
     """
     for bits in (16, 24, 32):
         try:
@@ -129,6 +136,7 @@ def dense_numbers(
                 min_weight=min_weight,
                 bits=bits,
                 rate=rate,
+                rows=rows,
             )
         except WrapAround:
             continue
@@ -142,15 +150,20 @@ def dense_numbers(
 
 
 def check_dense(
-    plan: DensePlan, noise_multiplier: float, weight: float, min_weight: float, rate: float = 1.0
+    plan: DensePlan,
+    noise_multiplier: float,
+    weight: float,
+    min_weight: float,
+    rate: float = 1.0,
+    rows: Rows = ONE_ROUND,
 ) -> None:
     """Raise WrapAround unless the plan's modulus holds the sum with the noise of all nodes.
 
-    noise_multiplier, rate: as in `plan_dense`, and so is the probability.
+    noise_multiplier, rate, rows: as in `plan_dense`, and so is the probability.
     """
     norm = plan.scale * plan.bound
     noise = noise_multiplier, weight, min_weight
-    needed = _needed(norm, plan.sensitivity, plan.length, noise, rate)
+    needed = _needed(norm, plan.sensitivity, plan.length, noise, rate, rows)
     if needed >= 2 ** (plan.bits - 1):
         raise WrapAround(
             f"bits = {plan.bits}: sums of weight = {weight} users of sensitivity "
@@ -208,7 +221,12 @@ def _check_bits(bits: int) -> None:
 
 
 def _finest(
-    bound: float, length: int, bits: int, noise: tuple[float, float, float], rate: float
+    bound: float,
+    length: int,
+    bits: int,
+    noise: tuple[float, float, float],
+    rate: float,
+    rows: Rows,
 ) -> DensePlan | None:
     """The largest scale, to 1e-6, that does not wrap around; None where there is none."""
     padded = padded_length(length)
@@ -216,9 +234,9 @@ def _finest(
     def fits(log_norm: float) -> bool:
         norm = math.exp(log_norm)
         sensitivity = rounded_norm(norm, padded)
-        variance = node_variance(*noise, sensitivity) if noise[0] else 0.0
+        variance = node_variance(*noise, sensitivity * rows[0]) if noise[0] else 0.0
         in_range = sensitivity <= MAX_SENSITIVITY and variance <= MAX_VARIANCE
-        return in_range and _needed(norm, sensitivity, length, noise, rate) < 2 ** (bits - 1)
+        return in_range and _needed(norm, sensitivity, length, noise, rate, rows) < 2 ** (bits - 1)
 
     low, high = math.log(0.5), math.log(MAX_SENSITIVITY)
     if not fits(low):
@@ -233,11 +251,17 @@ def _finest(
 
 
 def _needed(
-    norm: float, sensitivity: float, length: int, noise: tuple[float, float, float], rate: float
+    norm: float,
+    sensitivity: float,
+    length: int,
+    noise: tuple[float, float, float],
+    rate: float,
+    rows: Rows,
 ) -> float:
     """Magnitude that no coordinate of the encoded sum exceeds, but for 2^-58 at most."""
-    tail = sum_tail(*noise, sensitivity, padded_length(length))
-    return _sum_reach(norm, length, drawn(noise[1], rate)) + tail + 1
+    unit, reach = rows
+    tail = sum_tail(*noise, sensitivity * unit, padded_length(length))
+    return unit * reach * _sum_reach(norm, length, drawn(noise[1], rate)) + tail + 1
 
 
 def drawn(weight: float, rate: float) -> float:

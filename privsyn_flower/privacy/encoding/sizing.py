@@ -102,7 +102,7 @@ def distance_each(epsilon: float, delta: float, releases: int, total_epsilon: fl
 
     total_epsilon: of the ledger, where it has more to give than the run's epsilon; then the run
     takes of the ledger's distance what it takes of its mu^2. A twentieth of that: integers are
-    cheap, and devices count the distances of all their runs (`client_apps.node.records`).
+    cheap, and devices count the distances of all their runs (`client_apps.node.lifetime`).
     """
     total = max(epsilon, total_epsilon)
     left = gaussian_delta(delta)

@@ -382,7 +382,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         folder, model = RunFolder(self.folder.path / CONTROL), self.start
         strategy = self.strategy(folder)
         if self.config.updates:
-            correlation = self.run.session.privacy_plan.main.correlation
+            correlation = self.run.session.privacy_plan.main.factorization
             noise_updates(
                 strategy.trainer, self.config, self.folder, folder, correlation, self.run.progress
             )

@@ -342,7 +342,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
         """The same training on pure noise of the same variance: what the updates are worth."""
         folder = RunFolder(self.folder.path / "control")
         strategy = self.strategy(folder)
-        correlation = self.run.session.privacy_plan.main.correlation
+        correlation = self.run.session.privacy_plan.main.factorization
         noise_updates(strategy, self.config, self.folder, folder, correlation, self.run.progress)
         return export_model(self.start, strategy.parameters(), folder.path / "model")
 

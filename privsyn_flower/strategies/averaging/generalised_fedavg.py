@@ -138,6 +138,7 @@ class GeneralisedFedAvg(Method):
             self.clipping = AdaptiveClipping(config.target_quantile, config.clip_learning_rate)
         self.indicator = 0.0
         self.schedule: dict[str, OptionValue] = {}
+        self.one_rotation = False  # for all rounds
         self.evaluate: Evaluate | None = None
         self.rounds = 0
         self._folder: RunFolder | None = None
@@ -212,7 +213,7 @@ class GeneralisedFedAvg(Method):
             length=self.layout.length + (self.indicator > 0),
             bound=update_bound(self.clip_norm, self.indicator),
             model=self.model,
-            rotation=seeded(self.seed, rnd, "rotation").bytes(32),
+            rotation=seeded(self.seed, 0 if self.one_rotation else rnd, "rotation").bytes(32),
             options=options,
         )
 

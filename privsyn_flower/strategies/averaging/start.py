@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +47,7 @@ from privsyn_flower.strategies.engine.cohort import check_enough
 from privsyn_flower.strategies.engine.node_failures import DROP_IN, NodeFailures
 from privsyn_flower.strategies.engine.outcome import observed, write_summary
 from privsyn_flower.strategies.engine.rounds import Rounds
-from privsyn_flower.strategies.engine.session import FederationSpec, Session, trusted_noise
+from privsyn_flower.strategies.engine.session import FederationSpec, Session
 from privsyn_flower.training import Layout
 
 
@@ -320,11 +319,9 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
     def warn_if_infeasible(self, session: Session) -> None:
         """Warn of numbers that cannot give much: a model is the sum of its rounds."""
         main, users = session.privacy_plan.main, session.spec.users
-        noise = main.equivalent * math.sqrt(main.rounds)
-        if main.source == "aggregator":
-            noise = trusted_noise(main).summed_std
         answers = self.expected_users(users, session.spec.nodes) * main.rounds
-        session.warn_if_infeasible(noise, answers, summed=f"the sum of all {main.rounds} rounds")
+        summed = f"the sum of all {main.rounds} rounds"
+        session.warn_if_infeasible(main.summed_std, answers, summed=summed)
 
     def invariants(self, plan: PrivacyPlan) -> dict[str, Any]:
         """What must not change while a run lasts, beside its privacy plan."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from numpy.typing import NDArray
 
 from privsyn_flower.config import AveragingConfig, FtrlConfig
 from privsyn_flower.config.section import checked
-from privsyn_flower.privacy.correlated import (
-    Factorization,
-    Participation,
-    factorization,
-)
+from privsyn_flower.privacy.correlated import Factorization, Participation, factorization
+from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
+from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
 from privsyn_flower.privacy.plan import ROUNDS, Phase
+from privsyn_flower.protocol.noise import matrix_options
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 
 
@@ -21,12 +23,12 @@ class DPFTRL(TrainingStrategy):
 
     The model after t rounds is a function of the sum of t noisy sums. Noise that is correlated
     over the rounds makes these prefix sums far better than independent noise does, and needs no
-    sampling. It has to be made in one place: the aggregator is TRUSTED with the sums.
+    sampling. The nodes make it (`MatrixNoise`), or a TRUSTED aggregator.
 
     Parameters
     ----------
-    config : clip_norm, server_optimizer ("fedavgm" has the papers' momentum), ... (`[training]`);
-        noise must be "aggregator", which says who is trusted. Or these as keywords.
+    config : clip_norm, server_optimizer ("fedavgm" has the papers' momentum), noise, ...
+        (`[training]`). Or these as keywords.
     ftrl : mechanism, min_separation, max_participations, schedule, ... (`[ftrl]`): how the noise
         is correlated, and whose turn it is.
     seed : of the server's choices; never of noise.
@@ -44,9 +46,10 @@ class DPFTRL(TrainingStrategy):
     ) -> None:
         super().__init__(config, seed=seed, **keys)
         self.ftrl = FtrlConfig() if ftrl is None else checked(ftrl)
-        self.ftrl.check_trust(self.config)
+        self.ftrl.check_noise(self.config)
         # Who takes turns every b rounds; all answer in every round when b = 1.
         self.cycle = self.ftrl.min_separation if self.ftrl.min_separation > 1 else 0
+        self._correlated = dict[int, tuple[Factorization | IntegerMatrix, Participation]]()
         self.by_user = self.ftrl.schedule == "users"
         self.schedule = {
             "min-separation": self.ftrl.min_separation,
@@ -63,8 +66,24 @@ class DPFTRL(TrainingStrategy):
         """Those whose turn it is."""
         return users / max(1, self.cycle)
 
-    def correlated(self, rounds: int) -> tuple[Factorization, Participation]:
-        """The correlation of the noise, and how often a user takes part; both public."""
+    def begin(self, parameters: Mapping[str, NDArray[Any]], **numbers: Any) -> None:
+        """The same, and the matrix whose rows are asked for, where the nodes make the noise."""
+        super().begin(parameters, **numbers)
+        found, _ = self.correlated(self.rounds)
+        if isinstance(found, IntegerMatrix):
+            self.schedule |= matrix_options(found)
+            self.one_rotation = True  # vectors of different rounds are added
+
+    def correlated(self, rounds: int) -> tuple[Factorization | IntegerMatrix, Participation]:
+        """The correlation of the noise, and how often a user takes part; both public.
+
+        Noise of the nodes: the matrix in whole numbers that is nearest to the mechanism's.
+        """
+        if rounds not in self._correlated:
+            self._correlated[rounds] = self._chosen(rounds)
+        return self._correlated[rounds]
+
+    def _chosen(self, rounds: int) -> tuple[Factorization | IntegerMatrix, Participation]:
         ftrl = self.ftrl
         pattern = Participation(rounds, ftrl.min_separation, ftrl.max_participations)
         chosen = factorization(
@@ -76,10 +95,15 @@ class DPFTRL(TrainingStrategy):
             bands=ftrl.bands,
             buffers=ftrl.buffers,
         )
-        return chosen, pattern
+        if self.config.noise == "aggregator":
+            return chosen, pattern
+        assert isinstance(chosen, Toeplitz)  # `check_noise`
+        bands = ftrl.bands or (rounds if pattern.most == 1 else ftrl.min_separation)  # also a BLT's
+        made = IntegerMatrix.nearest(chosen.coefficients, pattern, bands=bands, name=chosen.name)
+        return made, pattern
 
     def phase(self, rounds: int, spare_rounds: int = 1, *, nodes: int = 0) -> Phase:
-        """Rounds with correlated noise of an aggregator; failed attempts give nothing away.
+        """Rounds with correlated noise; failed attempts of an aggregator's give nothing away.
 
         Raises ValueError for turns that do not fit into the rounds.
         """
@@ -89,7 +113,7 @@ class DPFTRL(TrainingStrategy):
             ROUNDS,
             rounds,
             spare_rounds,
-            source="aggregator",
+            source=self.config.noise,
             correlation=strategy_matrix,
             participation=pattern,
             cycle=0 if self.by_user else self.cycle,

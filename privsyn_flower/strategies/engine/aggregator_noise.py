@@ -34,6 +34,7 @@ from privsyn_flower.privacy.ledger import LedgerError
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, check_weight
 from privsyn_flower.protocol.noise import Noise, encoded_bound, encoded_length
 from privsyn_flower.protocol.question import Query
+from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import ModularSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import encoding_of
@@ -47,6 +48,14 @@ LEAST_CHARGE = 1e-12
 RELEASED, CLAIMED = "released.json", "claimed.json"
 
 logger = logging.getLogger("privsyn_flower")
+
+
+def charged_norm(cumulative: F64, rnd: int) -> float:
+    """Norm that round `rnd` adds to the sensitivity of those before. cumulative: (T,), of the first
+    1, 2, ... rounds."""
+    before = float(cumulative[rnd - 2]) if rnd > 1 else 0.0
+    after, whole = float(cumulative[rnd - 1]), float(cumulative[-1])
+    return math.sqrt(max(after**2 - before**2, LEAST_CHARGE * whole**2 / len(cumulative)))
 
 
 @dataclass
@@ -69,6 +78,7 @@ class AggregatorNoise:
     run: str
 
     trusted: ClassVar[bool] = True
+    last_once: ClassVar[bool] = False
     _key: NoiseKey | None = field(default=None, init=False, repr=False)
     _stream: Stream | None = field(default=None, init=False, repr=False)
     _held: BinaryIO | None = field(default=None, init=False, repr=False)
@@ -100,11 +110,6 @@ class AggregatorNoise:
     def multiplier(self) -> float:
         """Of independent Gaussian noise that costs a user with k participations as much."""
         return self.z * math.sqrt(self.participations) / float(self._cumulative[-1])
-
-    @property
-    def summed_std(self) -> float:
-        """Standard deviation of the noise in the sum of all rounds, in units of one bound."""
-        return self.z * float(self.factorization.prefix_std()[-1])
 
     def charged(self) -> list[float]:
         """The noise multiplier that the ledger is charged for each round, see `charge`."""
@@ -187,7 +192,9 @@ class AggregatorNoise:
         loudest = self.z * float(self.factorization.release_std().max())
         return encoding_of(plan, query, loudest, shared=False)
 
-    def charge(self, query: Query, noise: Noise, rnd: int) -> dict[str, Any]:
+    def charge(
+        self, query: Query, noise: Noise, rnd: int, *, repeated: bool = False
+    ) -> dict[str, Any]:
         """What round `rnd` adds to the cost of the released prefix.
 
         The releases up to round t are a function of rows of C X + z Z that form a Gaussian release
@@ -202,7 +209,7 @@ class AggregatorNoise:
         """
         return {"noise_multiplier": self._charged_multiplier(rnd)}
 
-    def finish(self, rnd: int, summed: ModularSum) -> NoisySum:
+    def finish(self, rnd: int, summed: ModularSum, *, repeated: bool = False) -> NoisySum:
         """The sum with the noise of round `rnd`, which no other sum may get.
 
         The residues of `summed` are overwritten, so that no copy without noise stays. Raises
@@ -226,9 +233,16 @@ class AggregatorNoise:
         self, rnd: int, plan: RoundPlan, query: Query, noise: Noise, weight: float
     ) -> float:
         """Of this release alone, whoever answered; rounds together have less (their prefix)."""
-        return (
-            float(self.factorization.release_std()[rnd - 1]) * self.z * encoded_bound(query, noise)
-        )
+        return self.guaranteed_std(rnd, query, noise)
+
+    def guaranteed_std(self, rnd: int, query: Query, noise: Noise) -> float:
+        """All of it, whoever answered."""
+        std = float(self.factorization.release_std()[rnd - 1])
+        return std * self.z * encoded_bound(query, noise)
+
+    def learned(self, rnd: int, folder: RunFolder) -> F64 | None:
+        """The release as it is."""
+        return folder.load_release(rnd)
 
     def claim(self, rnd: int, charge: str, attempt: int) -> None:
         """Remember beside the key that the release of this attempt may be out from now on."""
@@ -259,10 +273,7 @@ class AggregatorNoise:
                 self._held = None
 
     def _charged_multiplier(self, rnd: int) -> float:
-        before = float(self._cumulative[rnd - 2]) if rnd > 1 else 0.0
-        after, whole = float(self._cumulative[rnd - 1]), float(self._cumulative[-1])
-        least = LEAST_CHARGE * whole**2 / len(self._cumulative)
-        return self.z / math.sqrt(max(after**2 - before**2, least))
+        return self.z / charged_norm(self._cumulative, rnd)
 
     def _check_schedule(self, plan: RoundPlan, query: Query) -> None:
         """What the sensitivity counts on is asked of the nodes, who enforce it."""

@@ -1,6 +1,7 @@
 """Who adds the noise of a round, how much of it, and what the ledger is charged for it.
 
 `NodeNoise`: integer noise on the nodes, so that nobody ever has a sum without it.
+`matrix_noise.MatrixNoise`: the same on rows of a matrix, so that noise is correlated across rounds.
 `aggregator_noise.AggregatorNoise`: Gaussian noise of a TRUSTED aggregator, independent or
 correlated across rounds.
 """
@@ -9,12 +10,20 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeGuard
 
-from privsyn_flower.privacy.encoding.dense import DensePlan, dense_numbers
+from privsyn_flower.common.arrays import F64
+from privsyn_flower.privacy.encoding.dense import ONE_ROUND, DensePlan, dense_numbers
 from privsyn_flower.privacy.encoding.quantize import MAX_SENSITIVITY, SENSITIVITY, IntegerPlan
 from privsyn_flower.privacy.encoding.sizing import WrapAround, least_sensitivity, plan_histogram
 from privsyn_flower.privacy.release import NoisySum
-from privsyn_flower.protocol.noise import Noise, charge_of, encoded_bound, encoded_length
+from privsyn_flower.protocol.noise import (
+    Noise,
+    charge_of,
+    encoded_bound,
+    encoded_length,
+    matrix_of,
+)
 from privsyn_flower.protocol.question import Query
+from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import ModularSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 
@@ -31,6 +40,10 @@ class Mechanism(Protocol):
         """The aggregator has sums without noise, and is trusted to give none away."""
 
     @property
+    def last_once(self) -> bool:
+        """The nodes erase what an answer in the last round is made of once it may be unmasked."""
+
+    @property
     def binding(self) -> str:
         """What its size and use are; a run keeps to the first one. Public."""
 
@@ -43,16 +56,26 @@ class Mechanism(Protocol):
     def encoding(self, plan: RoundPlan, query: Query) -> IntegerPlan | DensePlan:
         """The integers of the answers, whose sum fits the modulus with its noise."""
 
-    def charge(self, query: Query, noise: Noise, rnd: int) -> dict[str, Any]:
-        """What round `rnd` costs, in the words of `Ledger.reserve`."""
+    def charge(
+        self, query: Query, noise: Noise, rnd: int, *, repeated: bool = False
+    ) -> dict[str, Any]:
+        """What an attempt of round `rnd` costs, in the words of `Ledger.reserve`. repeated: an
+        earlier one is charged."""
 
-    def finish(self, rnd: int, summed: ModularSum) -> NoisySum:
+    def finish(self, rnd: int, summed: ModularSum, *, repeated: bool = False) -> NoisySum:
         """The collected sum with its noise on. Raises TooFewSurvivors before any is drawn."""
 
     def released_std(
         self, rnd: int, plan: RoundPlan, query: Query, noise: Noise, weight: float
     ) -> float:
-        """Standard deviation of the noise in a release over survivors of `weight`."""
+        """Standard deviation of the noise in what is learned from, over survivors of `weight`."""
+
+    def guaranteed_std(self, rnd: int, query: Query, noise: Noise) -> float:
+        """The part of it that the guarantee rests on."""
+
+    def learned(self, rnd: int, folder: RunFolder) -> F64 | None:
+        """What round `rnd` is learned from: its stored release, or what is made of it and of
+        earlier ones (post-processing). None: there is no release."""
 
     def bind(self, rnd: int) -> None:
         """The release of round `rnd` is on disk: its noise belongs to it alone."""
@@ -82,6 +105,7 @@ class NodeNoise:
 
     name = "nodes"
     trusted = False
+    last_once = False
     binding = "of the nodes"
 
     def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
@@ -95,11 +119,13 @@ class NodeNoise:
         """The finest integers whose sum fits with the noise of all nodes."""
         return encoding_of(plan, query, plan.noise_multiplier)
 
-    def charge(self, query: Query, noise: Noise, rnd: int) -> dict[str, Any]:
+    def charge(
+        self, query: Query, noise: Noise, rnd: int, *, repeated: bool = False
+    ) -> dict[str, Any]:
         """One release of the Gaussian that the noise is a rounding of, and how closely."""
         return charge_of(query, noise)
 
-    def finish(self, rnd: int, summed: ModularSum) -> NoisySum:
+    def finish(self, rnd: int, summed: ModularSum, *, repeated: bool = False) -> NoisySum:
         """The sum as it is: the nodes have added the noise."""
         return summed.decoded(summed.noise.multiplier)
 
@@ -108,6 +134,14 @@ class NodeNoise:
     ) -> float:
         """At least the guaranteed one: it grows with the nodes that answered."""
         return plan.released_std(encoded_bound(query, noise), weight)
+
+    def guaranteed_std(self, rnd: int, query: Query, noise: Noise) -> float:
+        """That of survivors who weigh W_min."""
+        return noise.multiplier * encoded_bound(query, noise)
+
+    def learned(self, rnd: int, folder: RunFolder) -> F64 | None:
+        """The release as it is."""
+        return folder.load_release(rnd)
 
     def bind(self, rnd: int) -> None:
         """Every attempt has noise of its own."""
@@ -137,13 +171,16 @@ def encoding_of(
 
     shared: the nodes add it, each a share, so that it grows with those who answer, and in integers
     so small that a release is within `plan.distance` of Gaussian noise; else one party adds all of
-    it, whoever answers. Raises WrapAround when no integers are that small, or hold the sum.
+    it, whoever answers. Of a question whose answers are rows, one round's integers, which noise of
+    a_0 times their size is on. Raises WrapAround when no integers are that small, or hold the sum.
     """
+    matrix = matrix_of(query)
+    rows = (matrix.unit, matrix.row_norm) if matrix else ONE_ROUND
     # Shared noise guarantees its variance at W_min; noise of one party has it at any weight.
     least, sensitivity = plan.min_weight if shared else plan.users, SENSITIVITY
     if shared:
         needed = least_sensitivity(encoded_length(query), multiplier, least, plan.distance)
-        sensitivity = max(sensitivity, needed)
+        sensitivity = max(sensitivity, needed) / rows[0]
         _check_fine(plan, multiplier, sensitivity)
     if query.dense:
         return dense_numbers(
@@ -154,6 +191,7 @@ def encoding_of(
             least,
             sensitivity,
             plan.sampling_rate,
+            rows,
         )
     return plan_histogram(
         query.bound,

@@ -72,8 +72,8 @@ def judged(
     what: str,
 ) -> dict[str, Any]:
     """The verdict of all that was released. rows: of the rounds. figures, what: as of `verdict`."""
-    correlation = privacy_plan.main.correlation
-    independent = correlation is None or correlation.name == "independent"
+    noise = privacy_plan.main.factorization
+    independent = noise is None or noise.name == "independent"
     found = verdict(rows, figures, what=what, independent=independent)
     for phase in privacy_plan.phases:
         if phase.name != ROUNDS and not phase.evaluates:

@@ -224,7 +224,7 @@ class Rounds:
                 self.mechanism.check_claim(released, charge, attempt)
 
     def _learn(self, rnd: int, noise_std: float) -> dict[str, Any]:
-        released = self.folder.load_release(rnd)
+        released = self.mechanism.learned(rnd, self.folder)
         if released is None:  # pragma: no cover - the release was just stored
             raise RuntimeError(f"the release of round {rnd} vanished from {self.folder.path}")
         query = self.folder.load_query(rnd)
@@ -244,7 +244,7 @@ class Rounds:
             stored = self._settle_charges(rnd)
             if stored:
                 return dict(self.folder.load_value(name) or {})
-            if not self._attempt_left():
+            if not self._attempt_left(rnd):
                 return None
             self._check_workers(rnd)
             try:
@@ -276,9 +276,16 @@ class Rounds:
                 self.ledger.void(charge.id, "the query was never sent")
         return stored
 
-    def _attempt_left(self) -> bool:
-        """Whether the calibration pays for one more attempt of this run."""
+    def _attempt_left(self, rnd: int) -> bool:
+        """Whether the calibration pays for one more attempt of this run, and it says something."""
         charges = self.ledger.charges(run=self.plan.run)
+        sent = any(c.round == rnd and c.sent for c in charges)
+        if sent and rnd == self.strategy.rounds and self.mechanism.last_once:
+            self.ended_early = (
+                f"nodes may have erased the earlier rounds that an answer in round {rnd}, the "
+                f"last, holds: it failed after it was revealed, and is not asked again{self._last}"
+            )
+            return False
         aborted = sum(c.state == "void" for c in charges) - self._void_before
         if aborted >= self.strategy.rounds + MOST_ABORTS:
             self.ended_early = f"{aborted} attempts ended before anything was unmasked{self._last}"
@@ -340,12 +347,13 @@ class Rounds:
         noise = self.mechanism.noise(plan, query)
         question = self._question(ticket, query, tuple(cohort.values()))
         self.callbacks.question_asked(question)
+        repeated = any(charge.state != "void" for charge in charges)
         charge = self.ledger.reserve(
             run=ticket.run,
             query=ticket.query,
             round=ticket.round,
             attempt=ticket.attempt,
-            **self.mechanism.charge(query, noise, rnd),
+            **self.mechanism.charge(query, noise, rnd, repeated=repeated),
         )
         self.cohort.enrol()
         start = time.monotonic()
@@ -362,7 +370,7 @@ class Rounds:
         )
         try:
             collected = self.aggregation.collect(attempt)
-            total = self.mechanism.finish(rnd, collected.total)
+            total = self.mechanism.finish(rnd, collected.total, repeated=repeated)
         except TooFewSurvivors as error:
             if not self.ledger.charge(charge).sent:
                 self.ledger.void(charge, f"nothing was revealed: {error}")
@@ -376,7 +384,7 @@ class Rounds:
         def store(released: F64) -> None:
             facts = {"charge": charge, "mechanism": self.mechanism.name, "noise_std": std}
             facts |= _facts(ticket, query, collected)
-            facts["guaranteed_noise_std"] = std if self.mechanism.trusted else total.noise_std
+            facts["guaranteed_noise_std"] = self.mechanism.guaranteed_std(rnd, query, noise)
             self.folder.save_value(name, {**facts, "exchange_seconds": seconds})
             if is_trusted(self.mechanism):
                 self.mechanism.claim(rnd, charge, ticket.attempt)
@@ -384,7 +392,8 @@ class Rounds:
             self.mechanism.bind(rnd)
 
         released = release(total, ledger=self.ledger, charge_id=charge, store=store)
-        self.callbacks.released(question, released, std)
+        learned = self.mechanism.learned(rnd, self.folder)
+        self.callbacks.released(question, released if learned is None else learned, std)
 
     def _question(self, ticket: Ticket, query: Query, nodes: tuple[Hello, ...]) -> Question:
         """As callbacks are told of it; one device among the nodes, and it is no simulation."""

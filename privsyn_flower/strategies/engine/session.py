@@ -138,6 +138,10 @@ class Session:
     def mechanism(self, phase: Phase | None = None, name: str = "") -> Mechanism:
         """Who adds the noise of a phase. name: of one question beside the rounds."""
         phase, run = phase or self.privacy_plan.main, run_id(self.folder)
+        if phase.matrix is not None:
+            from privsyn_flower.strategies.engine.matrix_noise import MatrixNoise
+
+            return MatrixNoise(phase.matrix, phase.multiplier, self.folder)
         if phase.source == "nodes":
             return NodeNoise()
         keys = self.keys or noise_key_folder()
@@ -326,9 +330,10 @@ class Session:
     def unused_spares(self, name: str = "") -> int:
         """Attempts that may fail of a question after the rounds: what they, and the questions
         beside them but for `name`, have left of theirs, which is paid for. None of a trusted
-        aggregator, whose failed attempts cost nothing."""
+        aggregator, whose failed attempts cost nothing, and of rows that were paid for once more,
+        which cost a user less than a question of its own."""
         main = self.privacy_plan.main
-        if main.source == "aggregator":
+        if main.source == "aggregator" or main.correlation is not None:
             return 0
         charges = self.ledger.charges(run=run_id(self.folder))
         failed = sum(charge.state == "reserved" for charge in charges)
@@ -336,7 +341,8 @@ class Session:
 
     def _borrowed(self, without: str = "") -> int:
         """Spare attempts of the rounds that questions beside them, but for one, have used."""
-        if self.privacy_plan.main.source == "aggregator":
+        main = self.privacy_plan.main
+        if main.source == "aggregator" or main.correlation is not None:
             return 0
         used = 0
         for phase in self.privacy_plan.phases:
@@ -389,10 +395,10 @@ def trusted_noise(phase: Phase, keys: Path = Path(), run: str = "") -> Aggregato
     from privsyn_flower.privacy.correlated import Participation, factorization
     from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 
-    if phase.correlation is None or phase.participation is None:
+    if phase.factorization is None or phase.participation is None:
         one, once = factorization("independent", 1), Participation(1)
         return AggregatorNoise(one, once, phase.multiplier, keys, run)
-    return AggregatorNoise(phase.correlation, phase.participation, phase.multiplier, keys, run)
+    return AggregatorNoise(phase.factorization, phase.participation, phase.multiplier, keys, run)
 
 
 MEASURED = {"benchmark", "rival"}  # words of the sentence on what was measured of a result

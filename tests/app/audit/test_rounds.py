@@ -1,4 +1,4 @@
-"""The audit of a whole run whose noise a trusted aggregator adds, correlated over the rounds.
+"""The audit of a whole run of noise that is correlated over the rounds, an aggregator's or nodes'.
 
 Honest runs pass. Each broken part is caught: of the noise, its key's stream, the nodes' schedule,
 the sensitivity and the charges.
@@ -30,11 +30,13 @@ from privsyn_flower.app.audit.statistics import (
     whitening,
 )
 from privsyn_flower.app.audit.trials import run_trials
+from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps import updates as updates_app
 from privsyn_flower.client_apps.node import records
 from privsyn_flower.client_apps.node.schedule import Schedule
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.correlated import Participation, factorization
+from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
 from privsyn_flower.privacy.correlated.stream import Stream
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
 from privsyn_flower.privacy.correlated.trees import Tree
@@ -131,6 +133,65 @@ def test_many_rounds_have_fewer_trials_and_too_many_rounds_none(
     monkeypatch.setattr(measure, "MOST_NUMBERS", 4 * 8 * 199)
     with pytest.raises(AuditError, match="lower rounds"):
         measured()
+
+
+# --- rows of a matrix, which nodes answer -----------------------------------------------------
+
+ROWS: dict[str, Any] = {
+    "training__noise": "nodes",
+    "spare_rounds": 0,
+    "min_surviving_weight": 0.7,
+    "colluding_weight": 0.1,
+}
+
+
+@pytest.mark.usefixtures("calm")
+@pytest.mark.parametrize("changed", [{"aggregation": "secure"}, {"ftrl__bands": 3}])
+def test_honest_rows_pass_and_the_bound_is_tight(changed: dict[str, Any]) -> None:
+    """With colluders, whose noise is known, and nodes that are lost in every round."""
+    found = measured(**ROWS, **changed)
+    assert (found.rounds, found.noise_source) == (4, "nodes")
+    assert not found.contradiction, found
+    assert found.claimed_epsilon == pytest.approx(EPSILON, rel=1e-6)
+    assert 0.5 * EPSILON < found.lower_bound < EPSILON
+    assert found.noise_variance_ratio == pytest.approx(1.0, abs=0.03)
+    assert "all 4 rounds" in described(found) and "weight W_min" in described(found)
+
+
+def test_rows_with_a_tenth_less_noise_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = answers.node_noise_integers
+
+    def less(length: int, weight: float, least: float, z: float, *others: Any) -> Any:
+        return draw(length, weight, least, 0.9 * z, *others)
+
+    monkeypatch.setattr(answers, "node_noise_integers", less)
+    found = measured(600, **ROWS)
+    assert found.contradiction and "less noise than is charged" in described(found)
+    assert found.noise_variance_ratio == pytest.approx(0.81, abs=0.05)
+
+
+def test_noise_that_two_rows_share_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, drawn = answers.node_noise_integers, dict[Any, Any]()
+
+    def again(*numbers: Any) -> Any:
+        drawn.setdefault(numbers, []).append(draw(*numbers))
+        return drawn[numbers][len(drawn[numbers]) % 2 - 1]
+
+    monkeypatch.setattr(answers, "node_noise_integers", again)
+    found = measured(600, **ROWS | {"colluding_weight": 0.0})
+    assert found.contradiction and "rounds share noise" in described(found)
+
+
+def test_a_node_that_multiplies_by_too_much_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = IntegerMatrix.row
+
+    def more(self: IntegerMatrix, rnd: int, vector: Any) -> Any:
+        found = row(self, rnd, vector)
+        return found if found is None else 2 * found
+
+    monkeypatch.setattr(IntegerMatrix, "row", more)
+    found = measured(**ROWS)
+    assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
 
 # --- broken ---------------------------------------------------------------------------------

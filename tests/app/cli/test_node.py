@@ -17,6 +17,7 @@ from privsyn_flower.app.cli.node import node_app
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.failures import Failures
 from privsyn_flower.client_apps.node.journal import note_answer, note_refusal
+from privsyn_flower.client_apps.node.past_vectors import store_vector
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records import (
     RECORDS_FILE,
@@ -161,12 +162,16 @@ def test_forget_withdraws_and_erases(tmp_path: Path) -> None:
 
     users = {"ann": [SECRET], "bob": ["quite another text"]}
     EmbeddingCache(tmp_path / "embeddings", "m").get(users, embed)
+    with NodeRecords(tmp_path / RECORDS_FILE).file.transaction() as database:
+        database.execute("INSERT INTO vectors VALUES ('r', 'update', 1, ?)", ("0" * 32,))
+    store_vector(tmp_path / "past", "0" * 32, np.ones(3, dtype=np.int64))
     trace = embed([SECRET]).astype(np.float32).tobytes()
     rows = tmp_path / "embeddings" / "embeddings.sqlite"
     assert trace in rows.read_bytes()
     result = privsyn("forget", "ann", "--folder", tmp_path)
     assert result.exit_code == 0
-    assert "embeddings erased" in result.stdout
+    assert "embeddings erased" in result.stdout and "sums of earlier rounds" in result.stdout
+    assert not list((tmp_path / "past").iterdir())
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     for path in files:
         assert trace not in path.read_bytes()

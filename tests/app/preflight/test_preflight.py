@@ -21,7 +21,7 @@ from privsyn_flower.app.cli import outcome
 from privsyn_flower.app.cli import run as cli_run
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.local.layout import create
-from privsyn_flower.app.preflight import Finding, check_ready, machine, numbers
+from privsyn_flower.app.preflight import Finding, check_ready, exchange, machine, numbers
 from privsyn_flower.app.preflight.data import left_out, private_file
 from privsyn_flower.config import RunConfig, absolute_paths, load_config, parse_override
 from privsyn_flower.data.chunks import REST
@@ -288,7 +288,8 @@ def test_noise_of_a_training_is_weighed_over_all_rounds(run: Run, method: str) -
         (["expand.samples=5"], ["transformers"], "transformers (models.generator)"),
         (["method=popri", "epsilon=20"], ["trl", "peft"], "trl (popri)"),
         (["method=dp-fedavg"], ["torch"], "torch (models.downstream)"),
-        (["method=dp-ftrl", "training.noise=aggregator"], ["scipy"], "scipy (noise of an agg"),
+        (["method=dp-ftrl", "training.noise=aggregator"], ["scipy"], "scipy (correlated"),
+        (["method=dp-ftrl"], ["scipy"], "scipy (correlated noise)"),
         (["benchmark=true"], ["matplotlib"], "matplotlib (benchmark)"),
         (["data.path=hub:some/set"], ["datasets"], "datasets (data.source)"),
     ],
@@ -593,6 +594,42 @@ def test_releases_between_the_rounds_are_no_rounds(tmp_path: Path) -> None:
     found = numbers._charges(config, numbers._released(tmp_path))
     own = trusted_noise(rounds).charged()[3:] + trusted_noise(evaluations).charged()
     assert [charge["noise_multiplier"] for charge in found] == own
+
+
+ROWS = {"method": "dp-ftrl", "ftrl.mechanism": "banded", "rounds": 6, "ftrl.min-separation": 2}
+
+
+def test_rows_are_charged_as_they_cost_in_integers_that_hold_them() -> None:
+    config = RunConfig.from_flat({**ROWS, "ftrl.bands": 3, "spare-rounds": 2})
+    made = privacy_plan(config)
+    matrix, z = made.main.matrix, made.main.multiplier
+    assert matrix is not None
+    found = numbers._charges(config, {})
+    spent = (
+        sum(charge["noise_multiplier"] ** -2 for charge in found) + 2 * (matrix.row_norm / z) ** 2
+    )
+    assert spent == pytest.approx((made.main.sensitivity / z) ** 2) and len(found) == 6
+    assert {charge["total_variation"] for charge in found} == {made.distance}
+    # rows are of more integers than one round's answer, and still fine enough
+    rows, alone = (
+        numbers.encoding(RunConfig.from_flat(values), 1000)
+        for values in ({**ROWS, "ftrl.bands": 3}, {"method": "dp-fedavg", "rounds": 6})
+    )
+    assert rows.bits >= alone.bits and rows.sensitivity * matrix.unit > alone.sensitivity / 4
+    assert exchange.past_bytes(config, 1000) == 4 * 1024 * 2
+    assert exchange.past_bytes(RunConfig.from_flat({"method": "dp-fedavg"}), 1000) == 0
+
+
+def test_it_warns_where_no_node_may_be_missing_in_any_round() -> None:
+    def said(**more: Any) -> list[str]:
+        values = {**ROWS, "data.users": 80, "nodes": 8, **more}
+        return [finding.text for finding in numbers.everybody(RunConfig.from_flat(values))]
+
+    assert said() == []  # 70 of 80 are left, 68 are needed
+    [line] = said(nodes=4)
+    assert "no node may be missing in any round" in line and "lower min-surviving-weight" in line
+    assert said(**{"min-surviving-weight": 0.9}) and said(**{"colluding-weight": 0.1})
+    assert said(**{"nodes": 4, "training.noise": "aggregator"}) == []
 
 
 def test_the_plan_says_what_of_the_users_text_is_no_sample(tmp_path: Path) -> None:

@@ -1,0 +1,244 @@
+"""DP-FTRL on a deployed federation whose nodes answer rows: kill -9 of nodes and of the ServerApp.
+
+A ClientApp made for this test leaves out the nodes' noise, so that every release must equal the
+rows of the survivors, made of the vectors that lie on their disks, to the last integer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.app.cli.run import RunFailed, run_command
+from privsyn_flower.app.local import simulation as launch
+from privsyn_flower.app.local.federation import LocalFederation
+from privsyn_flower.client_apps.node.past_vectors import load_vector
+from privsyn_flower.common.arrays import F64, I64
+from privsyn_flower.config import load_config
+from privsyn_flower.privacy.encoding.quantize import to_modulus
+from privsyn_flower.protocol.noise import decode_sum, encoded_length
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.privacy_plan import privacy_plan
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.matrix_noise import MatrixNoise
+from tests.end_to_end.conftest import privsyn, processes_mentioning
+from tests.rigs.end_to_end_popri import finish
+from tests.rigs.training import check_nothing_private
+from tests.text.conftest import causal_folder
+
+__all__ = ["causal_folder"]  # pytest finds the fixture by name
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+NODES, USERS, ROUNDS, W_MIN = 4, 24, 4, 17
+LOST, TOO_MANY = 1, (1, 2)  # in round 2; in round 3, where too little weight is left
+
+CONFIG = """
+method = "dp-ftrl"
+epsilon = 50.0
+noise-multiplier = 2.0
+rounds = 4
+nodes = 4
+min-surviving-weight = 0.7
+stage-timeout = 500.0
+round-timeout = 500.0
+node-timeout = 300.0
+cache = "{cache}"
+
+[data]
+source = "files"
+path = ""
+public-path = "{public}"
+users = 24
+public-pool = 200
+public-validation = 20
+
+[models]
+downstream = "{model}"
+
+[training]
+parameters = "layers"
+layers = "*norm*"
+learning-rate = 0.5
+batch-size = 4
+clip-norm = 0.5
+
+[ftrl]
+mechanism = "banded"
+bands = 4
+min-separation = 2
+
+[evaluation]
+sequence-length = 32
+start = "base"
+"""
+
+POLICY = """
+queries = ["update"]
+min-surviving-weight = 8.0  # a turn has half of W_min
+max-past-vectors = 3
+lifetime-epsilon = 50.0
+"""
+
+CLIENT = """
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.clientapp import ClientApp
+
+from privsyn_flower.client_apps import answers, main
+from privsyn_flower.protocol.secure import stage_of
+
+answers.node_noise_integers = lambda length, *rest: np.zeros(length, dtype=np.int64)
+app = ClientApp()
+
+
+@app.query("hello")
+def hello(message, context):
+    return main.hello(message, context)
+
+
+@app.train()
+def update(message, context):
+    context.node_config["downstream"] = "MODEL"
+    folder = Path(str(context.node_config["cache"])).parent
+    if stage_of(message) == "mask" and (folder / "hold").exists():
+        (folder / "held").touch()
+        time.sleep(600)
+    return main.update(message, context)
+"""
+
+
+@pytest.fixture
+def federation(mini: Path) -> Iterator[LocalFederation]:
+    """Four SuperNodes with six users each, started and stopped by the command."""
+    folder = mini / "training-federation"
+    rows = (mini / "users.jsonl").read_text().splitlines()
+    (mini / "users-trained.jsonl").write_text("\n".join(rows[: USERS * 4]) + "\n")
+    (mini / "training-policy.toml").write_text(POLICY)
+    start = ["federation", "start", folder, "--data", "users-trained.jsonl"]
+    start += ["--nodes", str(NODES), "--embedder", "ngram-64", "--policy", "training-policy.toml"]
+    try:
+        code, _, err = finish(privsyn(*start, cwd=mini))
+        assert code == 0, err
+        yield LocalFederation(folder)
+    finally:
+        finish(privsyn("federation", "stop", folder, cwd=mini))
+        assert processes_mentioning(str(folder)) == []
+
+
+class Breaker(threading.Thread):
+    """Kills one node in round 2, too many in round 3, and the ServerApp after it."""
+
+    def __init__(self, federation: LocalFederation, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.federation, self.folder, self.done = federation, folder, list[str]()
+
+    def run(self) -> None:
+        self._kill(1, (LOST,))
+        self._kill(2, TOO_MANY)
+        self._wait(self.folder / "checkpoints" / "round-0003.json")
+        os.kill(int((self.folder / ".lock").read_text()), signal.SIGKILL)
+        self.done.append("server")
+
+    def _kill(self, after: int, nodes: tuple[int, ...]) -> None:
+        """While they are asked for their rows of the next round; then start them again."""
+        self._wait(self.folder / "releases" / f"round-{after:04d}.npz")
+        places = [self.federation.node_folder(node) for node in nodes]
+        for place in places:
+            (place / "hold").touch()
+        for place in places:
+            self._wait(place / "held")
+            (place / "hold").unlink()
+            (place / "held").unlink()
+        shutil.copy(self.folder / "queries" / f"round-{after + 1:04d}.npz", self.folder.parent)
+        for node in nodes:
+            os.killpg(self.federation.facts["nodes"][node]["pid"], signal.SIGKILL)
+        self.federation.start()
+        self.done.append(f"nodes {nodes}")
+
+    def _wait(self, path: Path) -> None:
+        while not path.exists():
+            time.sleep(0.05)
+
+
+def vectors(place: Path, length: int) -> dict[int, I64]:
+    """What a node's users said, by round, as it lies on the node's disk."""
+    (records,) = place.rglob("node.sqlite")
+    with sqlite3.connect(f"file:{records}?mode=ro", uri=True) as database:
+        tokens = dict(database.execute("SELECT round, token FROM vectors").fetchall())
+    return {rnd: load_vector(records.parent / "past", tokens[rnd], length) for rnd in tokens}
+
+
+def expected(federation: LocalFederation, path: Path, folder: Path) -> list[F64]:
+    """The release of every round: the rows of the nodes that were in it, without noise."""
+    made, scratch = privacy_plan(load_config(path, {})), RunFolder(folder.parent / "scratch")
+    matrix = made.main.matrix
+    assert matrix is not None and matrix.bands == ROUNDS
+    (scratch.path / "queries").mkdir()
+    shutil.copy(folder.parent / "round-0002.npz", scratch.path / "queries")
+    query = scratch.load_query(2)
+    assert query is not None
+    plan = RoundPlan("", USERS, 1.0, min_surviving_weight=0.7, distance=made.distance)
+    noise = MatrixNoise(matrix, made.main.multiplier, scratch).noise(plan, query)
+    length, nodes = encoded_length(query), range(NODES)
+    own = [vectors(federation.node_folder(node), length) for node in nodes]
+    # A node that was killed had not yet trained in that attempt: the others answer it again.
+    assert [sorted(of_one) for of_one in own] == [
+        [rnd for rnd in range(1, ROUNDS + 1) if (node, rnd) != (LOST, 2)] for node in nodes
+    ]
+    assert all(any(vector.any() for vector in of_one.values()) for of_one in own)
+    found = []
+    for rnd in range(1, ROUNDS + 1):
+        alive = [node for node in nodes if (node, rnd) != (LOST, 2)]
+        rows: Any = [matrix.row(rnd, own[node].get) for node in alive]
+        found.append(decode_sum(to_modulus(sum(rows), noise.bits), query, noise))
+    return found
+
+
+def test_nodes_and_the_server_are_killed_and_every_release_is_the_survivors_rows(
+    federation: LocalFederation,
+    mini: Path,
+    causal_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node that was killed has its earlier vectors in its next row."""
+    monkeypatch.setitem(launch.MODULES, "client", CLIENT.replace("MODEL", str(causal_folder)))
+    path, folder = tmp_path / "run.toml", tmp_path / "run"
+    path.write_text(
+        CONFIG.format(cache=tmp_path, public=mini / "public.jsonl", model=causal_folder)
+    )
+    breaker = Breaker(federation, folder)
+    breaker.start()
+    with pytest.raises(RunFailed):
+        run_command(path, [f"run-folder={folder}"], None, federation.folder)
+    breaker.join(60)
+    assert breaker.done == [f"nodes {(LOST,)}", f"nodes {TOO_MANY}", "server"]
+    assert f"W_min = {W_MIN}" in (folder / "run.log").read_text()
+    assert run_command(None, [], folder, federation.folder) == folder
+
+    run = RunFolder(folder)
+    for rnd, rows in enumerate(expected(federation, path, folder), start=1):
+        assert np.array_equal(run.load_release(rnd), rows), rnd  # type: ignore[arg-type]
+    assert [row["nodes_answered"] for row in run.metrics()] == [4, 3, 4, 4]
+    rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()[1:]]
+    kinds = [row["kind"] for row in rows]
+    assert kinds.count("commit") == ROUNDS and "void" in kinds
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["rounds"] == ROUNDS
+    assert summary["threat_model"].startswith("honest-but-curious server")
+    assert summary["participations_per_user"] == 2
+    check_nothing_private(folder, mini)
