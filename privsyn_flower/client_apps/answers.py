@@ -159,10 +159,7 @@ def _check(
     """The owner's policy, then the kind's own conditions, before a private text is opened."""
     if ticket.query != query.kind:
         raise WireError(Refusal.MALFORMED, f"a ticket for {ticket.query!r} on {query.kind!r}")
-    schedule, terms = Schedule.of(query), _terms(query, noise)
-    if terms is not None and ticket.round > terms.matrix.rounds:
-        text = f"round {ticket.round} of a matrix for rounds = {terms.matrix.rounds}"
-        raise WireError(Refusal.MALFORMED, text)
+    schedule, terms = Schedule.of(query), _terms(query, ticket, noise)
     if node.policy is not None:
         check_query(
             node.policy,
@@ -185,13 +182,13 @@ def _check(
         check_work(node.policy, kind.tokens(query))
 
 
-def _terms(query: Query, noise: Noise) -> Terms | None:
+def _terms(query: Query, ticket: Ticket, noise: Noise) -> Terms | None:
     """Of a question whose answers are rows of a matrix. Raises WireError(MALFORMED)."""
     if MATRIX not in query.options:
         return None
     from privsyn_flower.client_apps.node.rows import Terms  # votes need none of it
 
-    return Terms.of(query, noise)
+    return Terms.of(query, ticket, noise)
 
 
 def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: Kind) -> I64:
@@ -203,18 +200,14 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
     try:
         with timed(_timings_folder(node), ticket, node.facts.weight):
             users = _users_or_none(node)
-            terms = _terms(query, noise)
-            participants, row = _participants(users, query, ticket, noise, node, terms)
+            participants, row = _participants(users, query, ticket, noise, node)
             taken = int(np.count_nonzero(participants.eligible)) if users else taken
             share = _noise_share(query, ticket, noise, node)
-            if terms is None or row is None:
-                return share + _vectors_or_zero(query, noise, users, participants, node, kind)
-            from privsyn_flower.client_apps.node.rows import row_vector
 
-            own = None  # of a row that is asked again, nobody's is made again
-            if not row.repeated:
-                own = _vectors_or_zero(query, noise, users, participants, node, kind)
-            return share + row_vector(row, terms.matrix, ticket.round, own, len(share), node)
+            def own() -> I64:
+                return _vectors_or_zero(query, noise, users, participants, node, kind)
+
+            return share + (row.vector(own, len(share), node) if row else own())
     finally:
         node.failures.write(node.cache, ticket, taken)
 
@@ -272,7 +265,7 @@ def _due(users: UserTexts, schedule: Schedule, round: int, node: Node) -> Bools:
 
 
 def _participants(
-    users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: Node, terms: Terms | None
+    users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: Node
 ) -> tuple[Participants, Row | None]:
     """Who takes part: due, within all limits, and drawn by client-side Poisson sampling.
 
@@ -285,10 +278,8 @@ def _participants(
     due = [name for name, is_due in zip(users, eligible, strict=True) if is_due]
     asking = (ticket.run, ticket.query, ticket.round, ticket.attempt, due)
     row = None
-    if terms is not None:
-        from privsyn_flower.client_apps.node.rows import take_row
-
-        row = take_row(node.records.file, ticket, due, terms, node.policy, schedule)
+    if terms := _terms(query, ticket, noise):
+        row = terms.take(node.records, due, node.policy, schedule)
         eligible[eligible] = row.eligible
     elif node.policy is None:
         eligible[eligible] = node.records.schedule(*asking, schedule)

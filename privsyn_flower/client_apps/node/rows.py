@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from privsyn_flower.client_apps.node.past_vectors import (
 )
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records import (
+    NodeRecords,
     charge,
     check_answers,
     check_distinct,
@@ -37,7 +38,6 @@ from privsyn_flower.client_apps.node.records import (
     take_part,
     user_row,
 )
-from privsyn_flower.client_apps.node.records_file import RecordsFile
 from privsyn_flower.client_apps.node.schedule import Schedule
 from privsyn_flower.common.arrays import I32, I64, Bools
 from privsyn_flower.protocol.noise import Noise, matrix_of, total_variation
@@ -51,31 +51,73 @@ MOST_RUNS = 4  # whose vectors a node has at the same time
 
 
 @dataclass(frozen=True)
+class Row:
+    """One question's row. eligible: whose vectors are made for it (users,). repeated: this round's
+    were made before. tokens: of the vectors that may be in the row, by round. dropped: earlier
+    ones were given up, as somebody in them may not pay for another attempt."""
+
+    matrix: IntegerMatrix
+    round: int
+    eligible: Bools
+    repeated: bool
+    tokens: dict[int, str]
+    dropped: bool
+
+    def vector(self, make: Callable[[], I64], length: int, node: Node) -> I64:
+        """Its integers (length,), PRIVATE, before the noise. Whatever fails here is zeros.
+
+        make: the users' vector of this round, called in the first attempt alone. It is on disk
+        before it is in a row: one that cannot be kept is in none.
+        """
+        folder, users, own = node.cache / FOLDER, node.facts.weight, None
+        if self.dropped:
+            with contextlib.suppress(Exception):  # a full disk must not change the answer
+                node.log().warning("earlier rounds are left out for good: a user is at a limit")
+        if not self.repeated:
+            new = make()
+            with alone(node, "this round's vector cannot be kept: zeros", users):
+                store_vector(folder, self.tokens[self.round], new)
+                own = new
+
+        def past(rnd: int) -> I32 | I64 | None:
+            if rnd not in self.tokens or (rnd == self.round and not self.repeated):
+                return own if rnd == self.round else None
+            found = None
+            with alone(node, f"the vector of round {rnd} is lost: zeros", users):
+                found = load_vector(folder, self.tokens[rnd], length)
+            return found  # noqa: RET504 - None when the line above was cut short
+
+        total = None
+        with alone(node, "the row of this round failed: zeros", users):
+            total = self.matrix.row(self.round, past)
+        return np.zeros(length, dtype=np.int64) if total is None else total
+
+
+@dataclass(frozen=True)
 class Terms:
-    """What a run of rows is bound to. text: all of its public numbers, as JSON.
+    """What a run of rows is bound to. text: all of its public numbers, as JSON. multiplier: of
+    independent noise that costs a participation as much.
 
     first: what a participation costs, whatever rows it is in. again: what another attempt at one
     row costs whoever is in it.
     """
 
+    ticket: Ticket
     matrix: IntegerMatrix
     text: str
     multiplier: float
     first: Spent
     again: Spent
 
-    @property
-    def binding(self) -> tuple[str, int]:
-        """As arguments of `records.mark_ticket`."""
-        return self.text, self.matrix.rounds
-
     @classmethod
-    def of(cls, query: Query, noise: Noise) -> Terms:
+    def of(cls, query: Query, ticket: Ticket, noise: Noise) -> Terms:
         """Of a question with a matrix. Raises WireError(MALFORMED)."""
         try:
             matrix = matrix_of(query)
             if matrix is None or noise.source != "nodes" or noise.sampling_rate != 1:
                 raise ValueError("rows of a matrix need the nodes' noise and no sampling")
+            if ticket.round > matrix.rounds:
+                raise ValueError(f"round {ticket.round} of a matrix for rounds = {matrix.rounds}")
             distance = total_variation(query, noise)
             multiplier = matrix.participation_multiplier(noise.multiplier)
             first = cost(multiplier, matrix.bands * distance)  # of so many rows, each as far off
@@ -91,63 +133,56 @@ class Terms:
             "bound": query.bound,
             **asdict(noise),
         }
-        return cls(matrix, json.dumps(numbers, sort_keys=True), multiplier, first, again)
+        text = json.dumps(numbers, sort_keys=True)
+        return cls(ticket, matrix, text, multiplier, first, again)
 
+    def take(
+        self,
+        records: NodeRecords,
+        users: Sequence[str],
+        policy: Policy | None,
+        schedule: Schedule,
+    ) -> Row:
+        """`NodeRecords.take` of a row: all or nothing, and who takes part in it.
 
-class Row(NamedTuple):
-    """Of one question. eligible: whose vectors are made for it (users,). repeated: this round's
-    was made before. tokens: of the vectors that may be in the row, by round. dropped: earlier
-    ones were given up, as somebody in them may not pay for another attempt."""
-
-    eligible: Bools
-    repeated: bool
-    tokens: dict[int, str]
-    dropped: bool
-
-
-def take_row(
-    file: RecordsFile,
-    ticket: Ticket,
-    users: Sequence[str],
-    terms: Terms,
-    policy: Policy | None,
-    schedule: Schedule,
-) -> Row:
-    """`NodeRecords.take` of a row: all or nothing, and who takes part in it.
-
-    users: distinct ids of those who are due. policy: None in a simulation, which limits nobody's
-    spending. Raises WireError(POLICY) as `take` does, and where the run is bound to other terms.
-    """
-    run, query, rnd, bands = ticket.run, ticket.query, ticket.round, terms.matrix.bands
-    dropped, eligible = False, [False] * len(users)
-    if policy is not None:
-        check_distinct(users)
-    with file.transaction() as database:
-        repeated = mark_ticket(database, run, query, rnd, ticket.attempt, *terms.binding)
+        users: distinct ids of those who are due. policy: None in a simulation, which limits
+        nobody's spending. Raises WireError(POLICY) as `NodeRecords.take` does, and where the run is
+        bound to other terms.
+        """
+        file, matrix, eligible, dropped = records.file, self.matrix, [False] * len(users), False
+        run, query, rnd = self.ticket.run, self.ticket.query, self.ticket.round
         if policy is not None:
-            check_answers(database, run, policy)
-        database.execute(
-            "DELETE FROM vectors WHERE run = ? AND query = ? AND round <= ?",
-            (run, query, rnd - bands),
-        )
-        if not repeated:
-            eligible = take_part(
-                database, run, query, rnd, file.ids(users), terms.first, policy, schedule
+            check_distinct(users)
+        with file.transaction() as database:
+            repeated = mark_ticket(
+                database, run, query, rnd, self.ticket.attempt, self.text, matrix.rounds
             )
-            database.execute(
-                "INSERT INTO vectors VALUES (?, ?, ?, ?)", (run, query, rnd, new_token())
-            )
-        elif policy is not None and not _paid_again(database, run, query, terms.again, policy):
-            database.execute("DELETE FROM vectors WHERE run = ? AND query = ?", (run, query))
-            dropped = True
-        _end_others(database, run, query)
-        tokens = dict(
-            database.execute(
-                "SELECT round, token FROM vectors WHERE run = ? AND query = ?", (run, query)
-            ).fetchall()
-        )
-        sweep_vectors(database, file)
-    return Row(np.array(eligible, dtype=np.bool_), repeated, tokens, dropped)
+            if policy is not None:
+                check_answers(database, run, policy)
+            _drop(database, run, query, rnd - matrix.bands)
+            if not repeated:
+                eligible = take_part(
+                    database, run, query, rnd, file.ids(users), self.first, policy, schedule
+                )
+                database.execute(
+                    "INSERT INTO vectors VALUES (?, ?, ?, ?)", (run, query, rnd, new_token())
+                )
+            elif policy is not None and not _paid_again(database, run, query, self.again, policy):
+                _drop(database, run, query, rnd)
+                dropped = True
+            _end_others(database, run, query)
+            own = "SELECT round, token FROM vectors WHERE run = ? AND query = ?"
+            tokens = dict(database.execute(own, (run, query)).fetchall())
+            sweep_vectors(database, file)
+        mask = np.array(eligible, dtype=np.bool_)
+        return Row(matrix, rnd, mask, repeated, tokens, dropped)
+
+
+def _drop(database: sqlite3.Connection, run: str, query: str, last: int) -> None:
+    """The vectors of rounds up to `last` are in no row any more."""
+    database.execute(
+        "DELETE FROM vectors WHERE run = ? AND query = ? AND round <= ?", (run, query, last)
+    )
 
 
 def _end_others(database: sqlite3.Connection, run: str, query: str) -> None:
@@ -185,38 +220,3 @@ def _paid_again(
         return False
     charge(database, ids, spent)
     return True
-
-
-def row_vector(
-    row: Row, matrix: IntegerMatrix, rnd: int, own: I64 | None, length: int, node: Node
-) -> I64:
-    """The row's integers (length,), PRIVATE, before the noise. Whatever fails here is zeros.
-
-    own: the vector of round `rnd`, of the first attempt alone; None: the one that was kept. It is
-    on disk before it is in a row: one that cannot be kept is in none.
-    """
-    folder = node.cache / FOLDER
-    if row.dropped:
-        with contextlib.suppress(Exception):  # a full disk must not change the answer
-            node.log().warning("earlier rounds are left out for good: a user is at a limit")
-    kept = own
-    if own is not None:
-        kept = None
-        with alone(node, "this round's vector cannot be kept: zeros", node.facts.weight):
-            store_vector(folder, row.tokens[rnd], own)
-            kept = own
-
-    def vector(past: int) -> I32 | I64 | None:
-        if past == rnd and not row.repeated:
-            return kept
-        if past not in row.tokens:
-            return None
-        found = None
-        with alone(node, f"the vector of round {past} is lost: zeros", node.facts.weight):
-            found = load_vector(folder, row.tokens[past], length)
-        return found  # noqa: RET504 - None when the line above was cut short
-
-    total = None
-    with alone(node, "the row of this round failed: zeros", node.facts.weight):
-        total = matrix.row(rnd, vector)
-    return np.zeros(length, dtype=np.int64) if total is None else total
