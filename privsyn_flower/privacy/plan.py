@@ -88,19 +88,16 @@ class Phase:
 
     def _check_correlation(self) -> None:
         """Raises ValueError on a correlation that is not the source's, and beside sampling."""
-        matrix = self.matrix
-        own = getattr(self.correlation, "participation", None)
+        matrix, own = self.matrix, getattr(self.correlation, "participation", None)
         if (own is None) != (matrix is None) or (matrix and own != self.participation):
             raise ValueError(
                 f"{self.name}: noise of the {self.source} cannot be correlated by "
-                f"{type(self.correlation).__name__} for this participation: nodes answer rows of "
-                "an IntegerMatrix made for it, an aggregator has a factorization"
+                f"{type(self.correlation).__name__} for this participation"
             )
         if matrix and (self.rate < 1 or self.sampler.nodes or self.cycle):
             raise ValueError(
-                f"{self.name}: sampler = {self.sampler.name!r}, cycle = {self.cycle}: an answer "
-                "holds what users said in earlier rounds, so all nodes answer in every round: set "
-                "sampler = 'full' and ftrl.schedule = 'users'"
+                f"{self.name}: sampler = {self.sampler.name!r}, cycle = {self.cycle}: all nodes "
+                "answer rows in every round: set sampler = 'full' and ftrl.schedule = 'users'"
             )
 
     @property
@@ -111,9 +108,7 @@ class Phase:
     @property
     def factorization(self) -> Factorization | None:
         """Whose noise the releases have, whoever adds it, once nodes' rows are made into them."""
-        if self.matrix is not None:
-            return self.matrix.toeplitz
-        return cast("Factorization | None", self.correlation)
+        return self.matrix.toeplitz if self.matrix else cast("Any", self.correlation)
 
     @property
     def rate(self) -> float:
@@ -123,9 +118,7 @@ class Phase:
     @property
     def most(self) -> int:
         """Rounds that one user can take part in, with the spare ones of independent noise."""
-        if self.participation is not None:
-            return self.participation.most
-        return self.rounds + (self.spare if self.source == "nodes" else 0)
+        return self.participation.most if self.participation else self.releases
 
     @property
     def releases(self) -> int:
@@ -134,20 +127,13 @@ class Phase:
 
     @property
     def sensitivity(self) -> float:
-        """Of everything that the phase releases to one user's vectors of length 1; of independent
-        noise sqrt(most). Of rows, spare ones included."""
-        if self.matrix is not None:
+        """Of everything that the phase releases to one user's vectors of length 1, spare rows
+        included; of independent noise sqrt(most)."""
+        if self.matrix:
             return self.matrix.sensitivity(self.spare)
         if self.factorization is None or self.participation is None:
             return math.sqrt(self.most)
         return float(self.factorization.sensitivity(self.participation))
-
-    @property
-    def summed_std(self) -> float:
-        """Standard deviation of the noise in the sum of all rounds, in units of one bound."""
-        if self.factorization is None:
-            return self.multiplier * math.sqrt(self.rounds)
-        return self.multiplier * float(self.factorization.prefix_std()[-1])
 
     @property
     def equivalent(self) -> float:

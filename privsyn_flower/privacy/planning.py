@@ -33,6 +33,12 @@ def evaluation_phases(rounds: Phase, count: int) -> list[Phase]:
     return [beside.with_multiplier(rounds.equivalent)]
 
 
+def summed_std(phase: Phase) -> float:
+    """Standard deviation of the noise in the sum of all rounds, in units of one bound."""
+    found = phase.factorization
+    return phase.multiplier * float(found.prefix_std()[-1] if found else math.sqrt(phase.rounds))
+
+
 def plan_privacy(
     epsilon: float,
     delta: float,

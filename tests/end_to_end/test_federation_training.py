@@ -1,7 +1,7 @@
 """DP-FTRL on a deployed federation whose nodes answer rows: kill -9 of nodes and of the ServerApp.
 
-A ClientApp made for this test leaves out the nodes' noise, so that every release must equal the
-rows of the survivors, made of the vectors that lie on their disks, to the last integer.
+A ClientApp made for this test leaves out the nodes' noise and keeps a copy of each vector, so that
+every release must equal the rows of the survivors to the last integer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -23,11 +22,10 @@ import pytest
 from privsyn_flower.app.cli.run import RunFailed, run_command
 from privsyn_flower.app.local import simulation as launch
 from privsyn_flower.app.local.federation import LocalFederation
-from privsyn_flower.client_apps.node.past_vectors import load_vector
 from privsyn_flower.common.arrays import F64, I64
 from privsyn_flower.config import load_config
 from privsyn_flower.privacy.encoding.quantize import to_modulus
-from privsyn_flower.protocol.noise import decode_sum, encoded_length
+from privsyn_flower.protocol.noise import decode_sum
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine.cohort import RoundPlan
@@ -92,6 +90,7 @@ lifetime-epsilon = 50.0
 """
 
 CLIENT = """
+import sqlite3
 import time
 from pathlib import Path
 
@@ -99,10 +98,22 @@ import numpy as np
 from flwr.clientapp import ClientApp
 
 from privsyn_flower.client_apps import answers, main
+from privsyn_flower.client_apps.node import rows
 from privsyn_flower.protocol.secure import stage_of
 
 answers.node_noise_integers = lambda length, *rest: np.zeros(length, dtype=np.int64)
+store = rows.store_vector
 app = ClientApp()
+
+
+def copied(folder, token, vector):
+    store(folder, token, vector)
+    with sqlite3.connect(folder.parent / "node.sqlite") as records:
+        found = records.execute("SELECT round FROM vectors WHERE token = ?", (token,)).fetchone()
+    np.save(folder.parent.parent / f"said-{found[0]}.npy", vector)
+
+
+rows.store_vector = copied
 
 
 @app.query("hello")
@@ -174,12 +185,10 @@ class Breaker(threading.Thread):
             time.sleep(0.05)
 
 
-def vectors(place: Path, length: int) -> dict[int, I64]:
-    """What a node's users said, by round, as it lies on the node's disk."""
-    (records,) = place.rglob("node.sqlite")
-    with sqlite3.connect(f"file:{records}?mode=ro", uri=True) as database:
-        tokens = dict(database.execute("SELECT round, token FROM vectors").fetchall())
-    return {rnd: load_vector(records.parent / "past", tokens[rnd], length) for rnd in tokens}
+def said(place: Path) -> dict[int, I64]:
+    """What a node's users said, by round; of it nothing is left where the node keeps it."""
+    assert not list((place / "cache" / "past").iterdir())
+    return {int(path.stem[-1]): np.load(path) for path in place.glob("said-*.npy")}
 
 
 def expected(federation: LocalFederation, path: Path, folder: Path) -> list[F64]:
@@ -193,8 +202,8 @@ def expected(federation: LocalFederation, path: Path, folder: Path) -> list[F64]
     assert query is not None
     plan = RoundPlan("", USERS, 1.0, min_surviving_weight=0.7, distance=made.distance)
     noise = MatrixNoise(matrix, made.main.multiplier, scratch).noise(plan, query)
-    length, nodes = encoded_length(query), range(NODES)
-    own = [vectors(federation.node_folder(node), length) for node in nodes]
+    nodes = range(NODES)
+    own = [said(federation.node_folder(node)) for node in nodes]
     # A node that was killed had not yet trained in that attempt: the others answer it again.
     assert [sorted(of_one) for of_one in own] == [
         [rnd for rnd in range(1, ROUNDS + 1) if (node, rnd) != (LOST, 2)] for node in nodes

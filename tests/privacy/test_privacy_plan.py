@@ -235,11 +235,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"correlation": ROWS, "rounds": 6, "participation": Participation(6)},
-        "for this participation: nodes answer rows",
+        "cannot be correlated by IntegerMatrix for this participation",
     ),
     (
         {"correlation": ROWS, "rounds": 6, "participation": TURNS, "sampler": POISSON},
-        "sampler = 'poisson', cycle = 0: .* all nodes answer in every round",
+        "sampler = 'poisson', cycle = 0: all nodes answer rows in every round",
     ),
     (
         {"correlation": ROWS, "rounds": 6, "participation": TURNS, "cycle": 2},

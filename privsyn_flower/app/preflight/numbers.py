@@ -19,6 +19,7 @@ from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.privacy.ledger.usage import affordable_charges
 from privsyn_flower.privacy.plan import ROUNDS, Phase, PrivacyPlan
+from privsyn_flower.privacy.planning import summed_std
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.protocol.noise import matrix_options
 from privsyn_flower.protocol.packing import LARGEST
@@ -75,14 +76,14 @@ def noise_of(config: RunConfig) -> tuple[float, float, str]:
     answers = training_strategy(config).expected_users(users, config.nodes) * rounds
     summed = f"the sum of all {rounds} rounds"
     if not (config.trusts_aggregator or config.sends_rows):
-        return privacy_plan(config).main.summed_std, answers, summed
+        return summed_std(privacy_plan(config).main), answers, summed
     if missing("scipy"):  # `libraries` says so
         return 0.0, answers, summed
     if config.ftrl.mechanism in ("blt", "banded-optimised"):
         # To optimise coefficients takes seconds; those of the square root are nearly as good.
         like = config.ftrl.model_copy(update={"mechanism": "banded"})
         config = config.model_copy(update={"ftrl": like})
-    return privacy_plan(config, checked=False).main.summed_std, answers, summed
+    return summed_std(privacy_plan(config, checked=False).main), answers, summed
 
 
 def integers(config: RunConfig) -> Findings:

@@ -21,7 +21,7 @@ from privsyn_flower.common.files import default_cache
 from privsyn_flower.common.progress import Progress
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.privacy.plan import Phase, PrivacyPlan
-from privsyn_flower.privacy.planning import evaluation_phases, plan_privacy
+from privsyn_flower.privacy.planning import evaluation_phases, plan_privacy, summed_std
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.protocol.question import TO_COME
 from privsyn_flower.runs import RunFolder
@@ -321,7 +321,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         main, users = session.privacy_plan.main, session.spec.users
         answers = self.expected_users(users, session.spec.nodes) * main.rounds
         summed = f"the sum of all {main.rounds} rounds"
-        session.warn_if_infeasible(main.summed_std, answers, summed=summed)
+        session.warn_if_infeasible(summed_std(main), answers, summed=summed)
 
     def invariants(self, plan: PrivacyPlan) -> dict[str, Any]:
         """What must not change while a run lasts, beside its privacy plan."""

@@ -277,14 +277,12 @@ class Rounds:
         return stored
 
     def _attempt_left(self, rnd: int) -> bool:
-        """Whether the calibration pays for one more attempt of this run, and it says something."""
+        """Whether the calibration pays for one more attempt, and it would say something."""
         charges = self.ledger.charges(run=self.plan.run)
-        sent = any(c.round == rnd and c.sent for c in charges)
-        if sent and rnd == self.strategy.rounds and self.mechanism.last_once:
-            self.ended_early = (
-                f"nodes may have erased the earlier rounds that an answer in round {rnd}, the "
-                f"last, holds: it failed after it was revealed, and is not asked again{self._last}"
-            )
+        once = self.mechanism.last_once and rnd == self.strategy.rounds
+        if once and any(c.round == rnd and c.sent for c in charges):
+            why = "failed after nodes may have erased earlier rounds: it is not asked again"
+            self.ended_early = f"round {rnd}, the last, {why}{self._last}"
             return False
         aborted = sum(c.state == "void" for c in charges) - self._void_before
         if aborted >= self.strategy.rounds + MOST_ABORTS:
