@@ -17,16 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.client_apps.node.device import (
-    Node,
-    UserTexts,
-    check_peers,
-    check_survivors,
-    device_log,
-)
+from privsyn_flower.client_apps.node.device import Node, UserTexts, check_peers, check_survivors
 from privsyn_flower.client_apps.node.failures import What, timed
-from privsyn_flower.client_apps.node.journal import note_answer, note_refusal
 from privsyn_flower.client_apps.node.lifetime import cost
+from privsyn_flower.client_apps.node.node_log import note_answer, note_refusal_of
 from privsyn_flower.client_apps.node.policy import check_query, check_work
 from privsyn_flower.client_apps.node.records import NOTHING
 from privsyn_flower.client_apps.node.records_file import RecordsError
@@ -343,8 +337,7 @@ def guarded(
     def refused(code: Refusal | Code, error: Exception, key: str = "") -> Message:
         text = str(error) if isinstance(error, EXPLAINED) else type(error).__name__
         logger.warning("refused: %s", text)
-        if context is not None and (device := device_log(context)):
-            note_refusal(device[0], code.value, text, device[1])
+        note_refusal_of(context, code.value, text)
         if stage_of(message) is not None:
             return refusal(message, code.value, key)
         return refuse(message, code if isinstance(code, Refusal) else Refusal.MALFORMED, key)

@@ -15,8 +15,13 @@ from flwr.app import RecordDict
 
 from privsyn_flower.client_apps.node import node_log
 from privsyn_flower.client_apps.node.device import open_node
-from privsyn_flower.client_apps.node.journal import COUNTS_FILE, note_refusal, read_counts
-from privsyn_flower.client_apps.node.node_log import LOG_FILE, node_logger
+from privsyn_flower.client_apps.node.node_log import (
+    COUNTS_FILE,
+    LOG_FILE,
+    node_logger,
+    note_refusal,
+    read_counts,
+)
 from privsyn_flower.client_apps.votes import votes
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.noise import Noise

@@ -83,7 +83,7 @@ def node_metrics(folder: Path, policy_file: Path | None) -> list[Metric]:
     """Of a node's folder. Raises ValueError or OSError for a policy that cannot be read."""
     from importlib.metadata import version
 
-    from privsyn_flower.client_apps.node.journal import read_counts
+    from privsyn_flower.client_apps.node.node_log import read_counts
     from privsyn_flower.client_apps.node.policy import load_policy
     from privsyn_flower.protocol.wire import PROTOCOL
 
@@ -116,12 +116,8 @@ def node_metrics(folder: Path, policy_file: Path | None) -> list[Metric]:
 
 
 def _bound(folder: Path, counts: Mapping[str, Any], rules: Any) -> float:
-    from privsyn_flower.client_apps.node.records import (
-        RECORDS_FILE,
-        NodeRecords,
-        Spent,
-        spent_epsilon,
-    )
+    from privsyn_flower.client_apps.node.lifetime import Spent, spent_epsilon
+    from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
 
     if (folder / RECORDS_FILE).exists():
         runs = NodeRecords(folder / RECORDS_FILE).status(rules.lifetime_delta)["runs"]

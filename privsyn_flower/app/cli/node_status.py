@@ -74,7 +74,7 @@ def node_places(
 def node_facts(folder: Path, policy: Path | None) -> dict[str, Any]:
     """What a node's folder and policy file say. Raises ValueError, RuntimeError or OSError."""
     from privsyn_flower.client_apps.node.failures import read_failures
-    from privsyn_flower.client_apps.node.journal import read_counts
+    from privsyn_flower.client_apps.node.node_log import read_counts
     from privsyn_flower.client_apps.node.policy import load_policy
     from privsyn_flower.protocol.wire import PROTOCOL
 
@@ -144,7 +144,8 @@ def _existing_key(folder: Path) -> str | None:
 def _records(folder: Path, rules: Any, last_cost: list[float]) -> dict[str, Any] | None:
     """What the records count, None where there are none. last_cost: of the latest answer, by which
     it is told who can give no further one."""
-    from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords, Spent
+    from privsyn_flower.client_apps.node.lifetime import Spent
+    from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
     from privsyn_flower.client_apps.node.records_file import KEY_FILE
 
     # A key without its records is a loss that `status` explains, not a new node.

@@ -1,19 +1,45 @@
-"""node.log: what a device's owner reads of its node. Readable by nobody else, and sent nowhere."""
+"""What a device notes for its owner: node.log, and counts. Readable by nobody else, sent nowhere.
+
+The counts (`counts.json` in the node's folder) are of what the server knows as well: answers, and
+refusals by their code. `gaussian` and `distance` add up the costs of all answered questions, so
+they bound what any one user has spent, whoever took part: this is what monitoring may see, where
+the records' own figures would tell who did. Simulated nodes keep no counts.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
+import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from privsyn_flower.common.files import PRIVATE_FILE, private_folder
+from privsyn_flower.common.files import PRIVATE_FILE, locked, private_folder, replace_private
+from privsyn_flower.common.terminal import escaped
+from privsyn_flower.protocol.question import Ticket
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+
+    from privsyn_flower.client_apps.node.device import Node
 
 LOG_FILE = "node.log"
 MOST_BYTES = 1 << 20  # then it becomes node.log.1, and the one before that goes
 FORMATS = ("text", "json")  # of the node config's `log-format`
+COUNTS_FILE = "counts.json"
+LONGEST = 500  # characters of a refusal's text, which quotes the server
+NOTHING: Mapping[str, Any] = {
+    "answers": 0,
+    "gaussian": 0.0,
+    "distance": 0.0,
+    "last_cost": [0.0, 0.0],
+    "last_answer": None,
+    "refusals": {},
+}
 
 
 def node_logger(folder: Path, form: str = "text") -> logging.Logger:
@@ -65,3 +91,60 @@ class _JsonLines(logging.Formatter):
         if record.exc_info:
             row["error"] = self.formatException(record.exc_info)
         return json.dumps(row, ensure_ascii=False)
+
+
+def note_answer(node: Node, ticket: Ticket, cost: tuple[float, float]) -> None:
+    """That a device answers a question of this cost (`records.cost`); before the answer leaves.
+    Raises nothing: a full disk is no answer."""
+
+    def counted(counts: dict[str, Any]) -> None:
+        counts["answers"] += 1
+        counts["gaussian"] += cost[0]
+        counts["distance"] += cost[1]
+        counts["last_cost"], counts["last_answer"] = list(cost), round(time.time())
+
+    with contextlib.suppress(Exception):
+        node.log().info(
+            "answered: %s of run %r, round %d, attempt %d",
+            *(ticket.query, ticket.run, ticket.round, ticket.attempt),
+        )
+        _change(node.cache, counted)
+
+
+def note_refusal_of(context: Context | None, code: str, text: str) -> None:
+    """`note_refusal` of the device whose context this is; None, and a simulation, note nothing."""
+    from privsyn_flower.client_apps.node.device import device_log  # which loads this file
+
+    if context is not None and (device := device_log(context)):
+        note_refusal(device[0], code, text, device[1])
+
+
+def note_refusal(folder: Path, code: str, text: str, form: str = "text") -> None:
+    """That a device refused, and why. code: one of `Refusal` or of `secagg.Code`. Raises nothing.
+
+    form: of its log.
+    """
+
+    def counted(counts: dict[str, Any]) -> None:
+        counts["refusals"][code] = counts["refusals"].get(code, 0) + 1
+
+    with contextlib.suppress(Exception):
+        node_logger(folder, form).warning("refused: %s", escaped(" ".join(text.split()))[:LONGEST])
+        _change(folder, counted)
+
+
+def read_counts(folder: Path) -> dict[str, Any]:
+    """The counts of a node's folder; zeros where there are none, or none that can be read."""
+    found: dict[str, Any] = json.loads(json.dumps(NOTHING))
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads((folder / COUNTS_FILE).read_text(encoding="utf-8"))
+        found |= kept if isinstance(kept, dict) and set(kept) == set(found) else {}
+    return found
+
+
+def _change(folder: Path, change: Any) -> None:
+    private_folder(folder)
+    with locked(folder / "counts.lock"):
+        counts = read_counts(folder)
+        change(counts)
+        replace_private(folder / COUNTS_FILE, json.dumps(counts).encode())

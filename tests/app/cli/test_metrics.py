@@ -14,9 +14,10 @@ from privsyn_flower.app.cli import metrics as command
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.cli.metrics import KIND, Metric, node_metrics, render, run_metrics
 from privsyn_flower.app.report.serving import PageServer
-from privsyn_flower.client_apps.node.journal import note_answer, note_refusal
+from privsyn_flower.client_apps.node.lifetime import cost
+from privsyn_flower.client_apps.node.node_log import note_answer, note_refusal
 from privsyn_flower.client_apps.node.policy import Policy
-from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords, cost
+from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.privacy.ledger import Ledger, usage
 from privsyn_flower.protocol.question import Ticket
 from privsyn_flower.runs import write_json

@@ -16,16 +16,11 @@ from typer.testing import CliRunner
 from privsyn_flower.app.cli.node import node_app
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.failures import Failures
-from privsyn_flower.client_apps.node.journal import note_answer, note_refusal
+from privsyn_flower.client_apps.node.lifetime import Spent, cost, spent_epsilon
+from privsyn_flower.client_apps.node.node_log import note_answer, note_refusal
 from privsyn_flower.client_apps.node.past_vectors import store_vector
 from privsyn_flower.client_apps.node.policy import Policy
-from privsyn_flower.client_apps.node.records import (
-    RECORDS_FILE,
-    NodeRecords,
-    Spent,
-    cost,
-    spent_epsilon,
-)
+from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.data import EmbeddingCache
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Ticket
