@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from privsyn_flower.privacy.noise.integer_noise import (
     allowed_distance,
     node_variance,
 )
-from privsyn_flower.protocol.noise import total_variation
+from privsyn_flower.protocol.noise import matrix_options, total_variation, unit_of
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan
 from privsyn_flower.strategies.engine.cohort import RoundPlan
@@ -47,9 +48,11 @@ def question(config: RunConfig) -> Query:
     """One of the lengths that the rounds ask for: the longest."""
     rows, scales = np.zeros((0, 0), dtype=np.int8), np.zeros(0, dtype=np.float32)
     if config.trains:
-        tiny = config.models.downstream == "tiny"
-        length = TINY_LORA * config.training.lora_rank if tiny else DISTILGPT2
-        dense = {"encoding": "dense", "rotation": "00" * 32}
+        lengths = {"tiny": TINY_LORA * config.training.lora_rank, "lstm": config.models.lstm_words}
+        length = lengths.get(config.models.downstream, DISTILGPT2)
+        dense: dict[str, Any] = {"encoding": "dense", "rotation": "00" * 32}
+        matrix = privacy_plan(config).main.matrix
+        dense |= matrix_options(matrix) if matrix else {}
         return Query("update", rows, scales, length, config.training.clip_norm, "model", dense)
     if config.method == "popri":
         length = config.popri.prompts * config.popri.responses
@@ -79,6 +82,7 @@ def test_the_papers_models_and_the_miniatures_are_among_them() -> None:
         "tiny",
         "distilbert/distilgpt2",
         "prajjwal1/bert-small",
+        "lstm",
     }
 
 
@@ -90,9 +94,10 @@ def test_integers_are_so_fine_that_all_releases_fit(name: str) -> None:
     noise = integer_noise(plan, query)  # raises where 32 or 56 bits do not hold the sum
     together = privacy_plan(config).releases * total_variation(query, noise)
     assert 0 < together <= allowed_distance(config.delta)
-    variance = node_variance(noise.multiplier, 1.0, noise.min_weight, noise.sensitivity)
+    size = noise.sensitivity * unit_of(query)
+    variance = node_variance(noise.multiplier, 1.0, noise.min_weight, size)
     assert math.sqrt(variance) >= LEAST_NODE_STD
-    assert noise.multiplier * noise.sensitivity >= LEAST_STD
+    assert noise.multiplier * size >= LEAST_STD
     assert noise.bits <= (40 if config.data.users > 1_000_000 else 32)
 
 

@@ -288,18 +288,28 @@ def app_node(node_id: int, partition: int, count: int) -> Any:
     return lambda message: handle(message, context)
 
 
+@pytest.mark.parametrize(
+    ("noise", "schedule", "answers"), [("aggregator", "nodes", 3), ("nodes", "users", 6)]
+)
 def test_under_secure_aggregation_with_real_nodes(
-    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    loopback: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    noise: str,
+    schedule: str,
+    answers: int,
 ) -> None:
+    """Rows of a matrix are of all nodes in every round, whoever's turn it is."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     grid = loopback({10 + i: app_node(10 + i, i, 6) for i in range(6)})
-    strategy = ftrl(mechanism="banded", min_separation=2, server_optimizer="fedavg", seed=1)
+    own = {"noise": noise, "schedule": schedule}
+    strategy = ftrl(mechanism="banded", min_separation=2, server_optimizer="fedavg", seed=1, **own)
     result = train(
         grid, tmp_path, strategy, aggregation=None, users=6, num_rounds=4, epsilon=1e3, timeout=5.0
     )
     # 0.25 in 8 coordinates is a norm of 0.71: unclipped; four rounds of it, and little noise
     for name, array in numbers(result.arrays).items():
         assert array == pytest.approx(WEIGHTS[name] + 1.0, abs=0.2)
-    assert [row["nodes_answered"] for row in result.metrics] == [3] * 4
+    assert [row["nodes_answered"] for row in result.metrics] == [answers] * 4
     assert result.statement.aggregation == "secure"
     assert math.isfinite(result.spent)
