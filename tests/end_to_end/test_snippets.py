@@ -55,7 +55,7 @@ PROJECT = """
 name = "snippets"
 version = "1.0.0"
 license = "Apache-2.0"
-dependencies = ["flwr"]
+dependencies = []
 
 [tool.flwr.app]
 publisher = "me"
