@@ -79,6 +79,7 @@ def test_the_papers_models_and_the_miniatures_are_among_them() -> None:
         "tiny",
         "distilbert/distilgpt2",
         "prajjwal1/bert-small",
+        "FacebookAI/roberta-base",
     }
 
 

@@ -64,6 +64,7 @@ from privsyn_flower.strategies.evaluation.strategy import evaluate
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
 from privsyn_flower.text.models.parameters import longest_sequence, pack_parameters
+from privsyn_flower.text.models.pretrained import classes_in
 from privsyn_flower.training import LocalTraining
 
 logger = logging.getLogger("privsyn_flower")
@@ -191,8 +192,21 @@ class Training(Updating, Recipe[TrainingStrategy]):
                     "nodes have their own copy of models.downstream, so tune it before, give "
                     "every node the tuned folder, and set it to 0"
                 )
+            self._check_classes(self.downstream)
             return self.downstream
-        return public_start(self.config, federation, self.downstream, self.run.progress)
+        start = public_start(self.config, federation, self.downstream, self.run.progress)
+        self._check_classes(start)
+        return start
+
+    def _check_classes(self, start: Path) -> None:
+        """A classifier of `training.labels`, or a language model where there are none."""
+        wanted, there = tuple(self.config.classes), classes_in(start)
+        if wanted != there:
+            raise ConfigError(
+                f"models.downstream = {str(self.downstream)!r} tells the classes {list(there)}, and "
+                f"training.labels are {list(wanted)}: name another model. In deployment server and "
+                "nodes have one that privsyn_flower.evaluation.public.save_classifier wrote"
+            )
 
     def strategy(self, folder: RunFolder) -> TrainingStrategy:
         from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
@@ -298,6 +312,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
     def benchmark(self, strategy: TrainingStrategy) -> dict[str, Any]:
         models, compares = dict[str, Path](), self.config.evaluation.compares
         goes_on = self.config.evaluation.start == "converged"  # (a) does, as others' models
+        goes_on |= self.config.training.classifies  # its start has read no text
         if compares(RANDOM_PUBLIC) and self.start != self.downstream and not goes_on:
             models["random_public"] = self.start
         made = ["noise_updates"] if compares(NOISE) else []
