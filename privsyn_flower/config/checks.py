@@ -113,7 +113,9 @@ def _check_classifier(config: CommonConfig) -> None:
     if config.data.source == "files" and not config.data.label_column:
         raise ValueError(f"{told}data.label-column = '': name the field in which classes stand")
     if config.models.downstream == "lstm":
-        raise ValueError(f"{told}models.downstream = 'lstm', which writes words alone: name another")
+        raise ValueError(
+            f"{told}models.downstream = 'lstm', which writes words alone: name another"
+        )
     if config.proximity.filter:
         raise ValueError(f"{told}proximity.filter = true, which scores next tokens: leave it out")
 
@@ -210,7 +212,8 @@ def check_evaluation(config: CommonConfig) -> None:
     if config.trains and config.benchmark and config.evaluation.task != config.training.task:
         raise ValueError(
             f"evaluation.task = {config.evaluation.task!r} with training.task = "
-            f"{config.training.task!r}: a trained model is measured by what it learned; set both alike"
+            f"{config.training.task!r}: a trained model is measured by what it learned, so set "
+            "both alike"
         )
     if config.evaluation.task == "classification":
         (key, given), classes = config.labels, config.classes

@@ -167,9 +167,9 @@ def public_start(
 
     As the benchmark's model (a): same texts, order and choice of the rate; with
     `evaluation.start = "converged"` as long as the loss on public validation text falls, at a rate
-    chosen for the later steps. `base` itself for 0 steps; of a classifier `classifier_start`. Found in the cache, or made there; other
-    processes wait for it, and one that was killed goes on from its last checkpoint. Raises
-    ConfigError when there is no public text.
+    chosen for the later steps. `base` itself for 0 steps; of a classifier, `classifier_start`.
+    Found in the cache, or made there; other processes wait for it, and one that was killed goes on
+    from its last checkpoint. Raises ConfigError when there is no public text.
     """
     if config.training.classifies:
         return classifier_start(config, base)

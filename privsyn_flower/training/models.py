@@ -1,4 +1,4 @@
-"""A language model or classifier that learns from one user's texts at a time and forgets them again.
+"""A language model or classifier that learns one user's texts at a time and forgets them again.
 
 One base model stays in memory, the one that evaluation uses too. The round's public parameters
 are laid over it; every user's training starts from them in place, and afterwards the base is
@@ -152,8 +152,8 @@ class LoadedLM:
         """
         length, most = options.sequence_length, options.max_steps * options.batch_size
         numbers = {name: number for number, name in enumerate(self._scorer.classes)}
-        if numbers:  # a text of no class in the list takes nobody's place
-            texts = [text for text in texts if label_of(text) in numbers]
+        if numbers:  # a text without a word, or of no class in the list, takes nobody's place
+            texts = [text for text in texts if label_of(text) in numbers and text.strip()]
         chosen: Sequence[int] = range(len(texts))
         if len(texts) > most:
             chosen = rng.choice(len(texts), size=most, replace=False).tolist()

@@ -203,9 +203,9 @@ class Training(Updating, Recipe[TrainingStrategy]):
         wanted, there = tuple(self.config.classes), classes_in(start)
         if wanted != there:
             raise ConfigError(
-                f"models.downstream = {str(self.downstream)!r} tells the classes {list(there)}, and "
-                f"training.labels are {list(wanted)}: name another model. In deployment server and "
-                "nodes have one that privsyn_flower.evaluation.public.save_classifier wrote"
+                f"models.downstream = {str(self.downstream)!r} has the classes {list(there)}, and "
+                f"training.labels are {list(wanted)}: name another model. In deployment server "
+                "and nodes have one that privsyn_flower.evaluation.public.save_classifier wrote"
             )
 
     def strategy(self, folder: RunFolder) -> TrainingStrategy:

@@ -37,7 +37,7 @@ class CtclConfig(MethodTable):
         "k-means", description="train: how public embeddings become topics; hdbscan finds its own m"
     )
     umap_components: int = Field(
-        0, ge=0, le=256, description="hdbscan: dimensions to which UMAP brings the embeddings first "
+        0, ge=0, le=256, description="hdbscan: dimensions to which UMAP brings embeddings first "
         "(extra umap; BERTopic's, as in the paper: 5); 0: as they are"
     )  # fmt: skip
     topic_words: int = Field(10, ge=1, le=10, description="train: keywords of a topic, at most")
