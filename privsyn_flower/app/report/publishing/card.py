@@ -85,6 +85,7 @@ def card(product: Product, facts: Facts) -> str:
             models=sources.models(config, facts.loaded),
             sheet=fact_sheet(summary) if asked else [],
             figures=list(_figures(product)) if facts.figures else [],
+            measures=[name.replace("_", "-") for name in _measures(product)],
             closeness=closeness_rows(summary) if facts.figures else [],
             CLOSENESS=CLOSENESS,
             checks=checked(summary),
@@ -158,15 +159,22 @@ def _claim(summary: Summary) -> dict[str, Any]:
     return claim
 
 
+def _measures(product: Product) -> list[str]:
+    """What the benchmark measured: of classes another than of next tokens."""
+    found = product.summary.get("benchmark") or {}
+    return [name for name in ("accuracy", "loss", "macro_f1") if found.get(name)]
+
+
 def _figures(product: Product) -> Iterator[list[str]]:
     """The benchmark's, measured on private text. Raises PublishError where there is none."""
     found: Mapping[str, Any] = product.summary.get("benchmark") or {}
     if not found.get("accuracy"):
         raise PublishError(f"{product.run} has no benchmark figures: leave --benchmark-figures out")
-    for name, value in found["accuracy"].items():
-        ends = [found.get(f"{what}_interval", {}).get(name) for what in ("accuracy", "loss")]
+    for name in found["accuracy"]:
+        measures = _measures(product)
+        ends = [found.get(f"{what}_interval", {}).get(name) for what in measures]
         cells = [
             interval(float(one), *of) if of else f"{one:.4f}"
-            for one, of in zip((value, found["loss"][name]), ends, strict=True)
+            for one, of in zip([found[what][name] for what in measures], ends, strict=True)
         ]
         yield [str(found.get("methods", {}).get(name, name)), *cells]
