@@ -110,7 +110,10 @@ def _check_classifier(config: CommonConfig) -> None:
             f"{told}method = {config.method!r}, which trains no classifier: set method = "
             f"{' or '.join(able)}, or leave training.task out"
         )
-    if config.data.source == "files" and not config.data.label_column:
+    data = config.data
+    if data.source in ("chats", "emails"):
+        raise ValueError(f"{told}data.source = {data.source!r}, whose texts have no label")
+    if data.source != "docstrings" and not data.label_column:  # a docstring's is its package
         raise ValueError(f"{told}data.label-column = '': name the field in which classes stand")
     if config.models.downstream == "lstm":
         raise ValueError(

@@ -37,6 +37,8 @@ def test_classes_are_the_training_s() -> None:
         ({"training.task": "next-token"}, "training.labels = 'nature, maths'"),
         ({"training.task": "regression"}, "training.task = 'regression'"),
         ({"data.label-column": ""}, "data.label-column = ''"),
+        ({"data.source": "chats", "data.path": ""}, "data.source = 'chats'"),
+        ({"data.source": "hub:x", "data.path": "", "data.label-column": ""}, "data.label-column"),
         ({"method": "ctcl"}, "set method = 'dp-fedavg' or 'dp-ftrl'"),
         ({"method": "pretext"}, "keys of training belong to method"),
         ({"models.downstream": "lstm"}, "models.downstream = 'lstm'"),
@@ -58,5 +60,5 @@ def test_what_does_not_go_together_names_its_key(change: dict[str, Any], told: s
 def test_other_methods_and_tasks_have_no_classes_of_a_training() -> None:
     with pytest.raises(ConfigError, match="needs labels"):
         RunConfig.from_flat({"method": "dp-fedavg", "evaluation.task": "classification"})
-    with pytest.raises(ConfigError, match="comes before ctcl.clustering = 'hdbscan'"):
+    with pytest.raises(ConfigError, match=r"comes before ctcl.clustering = 'hdbscan'"):
         RunConfig.from_flat({"method": "ctcl", "ctcl.umap-components": 5})

@@ -180,6 +180,12 @@ def classification(
     sets = {name: encoded(own) for name, own in training_sets(federation, synthetic, ()).items()}
     if options.compares(RANDOM_PUBLIC):
         sets = {"random_public": public} | sets
+    if not sets["private"]:
+        key, named = config.labels
+        raise ConfigError(
+            f"{key} = {named!r}: none of the users' texts is of these classes (data.label-column = "
+            f"{config.data.label_column!r}): name those that they have"
+        )
     model.reset()
     sums = {"pretrained": model.user_sums(held_out)}
     commonest = np.bincount([example.label for example in sets["private"]]).argmax()

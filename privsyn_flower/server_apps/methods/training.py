@@ -179,6 +179,8 @@ class Training(Updating, Recipe[TrainingStrategy]):
     def _public_start(self) -> Path:
         """The base of the private training: nodes have it, and only what is trained travels."""
         federation = self.models.public.federation
+        if federation is None or not self.config.training.classifies:
+            self._check_classes(self.downstream)
         if federation is None:
             if self.config.evaluation.start == "converged":
                 raise ConfigError(
@@ -192,11 +194,8 @@ class Training(Updating, Recipe[TrainingStrategy]):
                     "nodes have their own copy of models.downstream, so tune it before, give "
                     "every node the tuned folder, and set it to 0"
                 )
-            self._check_classes(self.downstream)
             return self.downstream
-        start = public_start(self.config, federation, self.downstream, self.run.progress)
-        self._check_classes(start)
-        return start
+        return public_start(self.config, federation, self.downstream, self.run.progress)
 
     def _check_classes(self, start: Path) -> None:
         """A classifier of `training.labels`, or a language model where there are none."""

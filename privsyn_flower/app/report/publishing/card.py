@@ -35,7 +35,12 @@ PARQUET, PICKED, SETTINGS = "data/train.parquet", "data/seeds.parquet", "run.tom
 PATH = "FOLDER"  # where it lies is not told
 LSTM = "privsyn-lstm"  # `model_type` of the models that only this package loads
 # How the name of an architecture ends -> the class of transformers that loads it.
-AUTO = {"CausalLM": "AutoModelForCausalLM", "ConditionalGeneration": "AutoModelForSeq2SeqLM"}
+AUTO = {
+    "CausalLM": "AutoModelForCausalLM",
+    "ConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "SequenceClassification": "AutoModelForSequenceClassification",
+}
+PIPELINES = {"CausalLM": "text-generation", "SequenceClassification": "text-classification"}
 NOTHING_CLAIMED = "NO PRIVACY IS CLAIMED FOR WHAT IS HERE"
 
 
@@ -115,7 +120,7 @@ def front_matter(product: Product, facts: Facts, title: str) -> str:
         known = ModelCardData(
             base_model=sources.base_model(product.config) or None,
             library_name=None if facts.model_type == LSTM else "transformers",
-            pipeline_tag="text-generation" if facts.architecture.endswith("ForCausalLM") else None,
+            pipeline_tag=PIPELINES.get(facts.architecture.rpartition("For")[2]),
             tags=tags,
             **more,
         )
