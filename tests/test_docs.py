@@ -137,8 +137,6 @@ def test_every_pitfall_has_its_test() -> None:
 
 # What a block needs that an empty folder without a network has not.
 NEEDS = {
-    "load_dataset(": "streams a data set from the model hub",
-    'Path("aug-pe/data")': "reads files of other authors",
     '"http://127.0.0.1:8000/v1"': "asks a model server that is there",
 }
 # Pages with shell commands, and why no test types them in: their names, options and files are

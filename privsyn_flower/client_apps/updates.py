@@ -38,7 +38,7 @@ from privsyn_flower.text.models.parameters import (
     longest_sequence,
     unpack_parameters,
 )
-from privsyn_flower.text.models.pretrained import encodes
+from privsyn_flower.text.models.pretrained import classes_in, encodes
 from privsyn_flower.training.conditions import ROWS, ConditionOptions, Conditions
 from privsyn_flower.training.layout import LocalTraining, trained_layout
 from privsyn_flower.training.low_rank import factor_targets, linear_weights
@@ -132,6 +132,8 @@ def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
             Refusal.MALFORMED,
             f"{layout.length} trained parameters with an answer of {query.length} coordinates",
         )
+    if asked is not None and classes_in(folder):
+        raise WireError(Refusal.MALFORMED, f"{folder} tells classes, and reads no conditions")
     encoder = encodes(folder)
     if encoder and asked is None:
         raise WireError(Refusal.MALFORMED, f"{folder} reads conditions, and there are none")

@@ -43,7 +43,7 @@ FIXED = frozenset({  # of queries and of the privacy plan, and what those rest o
     "models.infiller", "models.conditional",
     "models.train-seconds", "models.train-steps", "models.lstm-words", "models.lstm-hidden",
     "models.lstm-embedding", "models.lstm-word-list", "models.lstm-batch-texts",
-    "models.lstm-batch-words",
+    "models.lstm-batch-words", "models.lstm-learning-rate", "models.lstm-adam-epsilon",
 })  # fmt: skip
 # What text is written with, wherever the server is: of methods that ask about such text.
 WRITING = ("models.generator", "generation.backend", "generation.chat", "expand")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from privsyn_flower.config.common import CommonConfig
+from privsyn_flower.config.common import TRAINING, CommonConfig
 from privsyn_flower.config.section import split_list
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also a library's module, and an extra
@@ -80,6 +80,8 @@ def check_training(config: CommonConfig) -> None:
     """What the run's rounds, and Gaussian noise of a trusted aggregator, cannot go with."""
     own = config.training
     own.check_rounds(config.rounds)
+    if own.classifies:
+        _check_classifier(config)
     if max(own.evaluated_rounds, default=0) >= config.rounds:
         raise ValueError(
             f"training.evaluate-rounds = {own.evaluate_rounds!r} must be below rounds = "
@@ -97,6 +99,28 @@ def check_training(config: CommonConfig) -> None:
             "simulation-seeded-noise = true is for the nodes' noise; training.noise = "
             "'aggregator' draws its key from the operating system: set it to false"
         )
+
+
+def _check_classifier(config: CommonConfig) -> None:
+    """What a classifier that the nodes train needs: a method that trains it, labels, and a head."""
+    told = "training.task = 'classification' with "
+    if not config.trains:
+        able = [repr(name) for name, entry in config.methods.items() if entry.kind == TRAINING]
+        raise ValueError(
+            f"{told}method = {config.method!r}, which trains no classifier: set method = "
+            f"{' or '.join(able)}, or leave training.task out"
+        )
+    data = config.data
+    if data.source in ("chats", "emails"):
+        raise ValueError(f"{told}data.source = {data.source!r}, whose texts have no label")
+    if data.source != "docstrings" and not data.label_column:  # a docstring's is its package
+        raise ValueError(f"{told}data.label-column = '': name the field in which classes stand")
+    if config.models.downstream == "lstm":
+        raise ValueError(
+            f"{told}models.downstream = 'lstm', which writes words alone: name another"
+        )
+    if config.proximity.filter:
+        raise ValueError(f"{told}proximity.filter = true, which scores next tokens: leave it out")
 
 
 def check_ftrl(config: CommonConfig) -> None:
@@ -193,6 +217,12 @@ def check_evaluation(config: CommonConfig) -> None:
     _check_checkpoint(config)
     if config.evaluation.rival:
         _check_rival(config)
+    if config.trains and config.benchmark and config.evaluation.task != config.training.task:
+        raise ValueError(
+            f"evaluation.task = {config.evaluation.task!r} with training.task = "
+            f"{config.training.task!r}: a trained model is measured by what it learned, so set "
+            "both alike"
+        )
     if config.evaluation.task == "classification":
         (key, given), classes = config.labels, config.classes
         if not classes:

@@ -272,6 +272,8 @@ class CommonConfig(Section):
     def labels(self) -> tuple[str, str]:
         """The key of the public class list of the method's texts, and its value; "" twice where
         the method knows no classes."""
+        if self.trains:
+            return "training.labels", self.training.labels
         if not self.entry.classes:
             return "", ""
         own: Any = self.own

@@ -72,6 +72,14 @@ class ModelsConfig(Section):
         "lstm-batch-texts a part of one"
     )  # fmt: skip
 
+    lstm_learning_rate: float = Field(
+        1e-3, gt=0, description="lstm: Adam's, of its training on public text; Gboard, App. C.1: "
+        "of 1e-4, 1e-3 and 1e-2"
+    )  # fmt: skip
+    lstm_adam_epsilon: float = Field(
+        1e-9, gt=0, description="lstm: added to the root in Adam; App. C.1: of 1e-7, 1e-8 and 1e-9"
+    )
+
     def check_shared(self, key: str, batch_size: int) -> None:
         """Raise ValueError where the processes cannot share an optimiser step's pairs evenly."""
         if batch_size % self.training_processes:

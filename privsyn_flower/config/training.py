@@ -119,6 +119,13 @@ class LocalConfig(Section):
 class TrainingConfig(AveragingConfig, LocalConfig):
     """`[training]`: training on the nodes, of `models.downstream`, or of CTCL's generator."""
 
+    task: Literal["next-token", "classification"] = Field(
+        "next-token", description="what models.downstream learns of the users' texts: the next "
+        "token, or which class of training.labels a text has (its label)"
+    )  # fmt: skip
+    labels: str = Field(
+        "", description="classification: public class list; a text of no class in it counts nothing"
+    )
     public_steps: int = Field(
         0, ge=0, description="fine-tuning on public text before round 1; 0: none"
     )
@@ -131,6 +138,11 @@ class TrainingConfig(AveragingConfig, LocalConfig):
     )  # fmt: skip
 
     @property
+    def classifies(self) -> bool:
+        """Whether the model learns classes of texts."""
+        return self.task == "classification"
+
+    @property
     def evaluated_rounds(self) -> tuple[int, ...]:
         """The rounds of evaluate-rounds."""
         return tuple(int(one) for one in split_list(self.evaluate_rounds))
@@ -139,6 +151,28 @@ class TrainingConfig(AveragingConfig, LocalConfig):
     def evaluations(self) -> int:
         """How many evaluations are paid for, that of the final model among them."""
         return len(self.evaluated_rounds) + self.evaluate
+
+    @model_validator(mode="after")
+    def _classes_of_a_classifier(self) -> Self:
+        named = split_list(self.labels)
+        if not self.classifies and not named:
+            return self
+        if not self.classifies or len(named) < 2 or len(set(named)) < len(named):
+            raise ValueError(
+                f"training.labels = {self.labels!r} with training.task = {self.task!r}: "
+                "'classification' needs at least 2 distinct classes, and nothing else has any"
+            )
+        for key, value in (
+            ("public-steps", self.public_steps),
+            ("evaluate", self.evaluate),
+            ("evaluate-rounds", self.evaluate_rounds),
+        ):
+            if value:
+                raise ValueError(
+                    f"training.{key} = {value!r} is about next tokens, and training.task = "
+                    "'classification': leave it out"
+                )
+        return self
 
     @model_validator(mode="after")
     def _rounds_that_exist(self) -> Self:

@@ -138,6 +138,11 @@ def _read(place: str, columns: Columns, tell: Tell | None) -> dict[str, list[Sam
     return collect_rows(rows, columns, 0, where, private=False, tell=tell)
 
 
+def read_place(place: str, columns: Columns) -> dict[str, list[Sample]]:
+    """user -> samples of a file or a `hub:` data set, whoever's they are. Raises DataError."""
+    return _read(place, columns, None)
+
+
 def _rows(place: str, columns: Columns) -> tuple[Rows, str]:
     """The rows of a place, and its name in what is said of them."""
     if not place.startswith("hub:"):

@@ -58,8 +58,7 @@ class Classifier:
 
         if len(labels) < 2 or len(set(labels)) < len(labels):
             raise ValueError(
-                f"popri.labels = {', '.join(labels)!r}: a classifier needs at least 2 distinct "
-                "classes"
+                f"labels = {', '.join(labels)!r}: a classifier needs at least 2 distinct classes"
             )
         self.source, self.labels, self.seed = model, tuple(labels), seed
         self.length, self.device = length, training_device(device)

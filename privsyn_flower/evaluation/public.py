@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from privsyn_flower.evaluation.rows import Rows
 from privsyn_flower.evaluation.tuning import Plateau, Tuning
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.models.pretrained import classes_in
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -166,10 +167,12 @@ def public_start(
 
     As the benchmark's model (a): same texts, order and choice of the rate; with
     `evaluation.start = "converged"` as long as the loss on public validation text falls, at a rate
-    chosen for the later steps. `base` itself for 0 steps. Found in the cache, or made there; other
-    processes wait for it, and one that was killed goes on from its last checkpoint. Raises
-    ConfigError when there is no public text.
+    chosen for the later steps. `base` itself for 0 steps; of a classifier, `classifier_start`.
+    Found in the cache, or made there; other processes wait for it, and one that was killed goes on
+    from its last checkpoint. Raises ConfigError when there is no public text.
     """
+    if config.training.classifies:
+        return classifier_start(config, base)
     shared = tuning_of(config, public=True)
     if not shared.steps and not shared.epochs:
         return base
@@ -214,6 +217,32 @@ def public_start(
     build_folder(target, fill)
     work.end()
     return target
+
+
+def classifier_start(config: RunConfig, base: Path) -> Path:
+    """The folder of `base` with a head for `training.labels`, the same wherever it is made; `base`
+    itself where that is such a classifier."""
+    labels = tuple(config.classes)
+    if classes_in(base) == labels:
+        return base
+    content = json.dumps([folder_fingerprint(base), labels, config.seed])
+    key = hashlib.sha256(content.encode()).hexdigest()[:24]
+    target = cache_folder(config) / "models" / f"classifier-{key}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return build_folder(target, lambda folder: save_classifier(base, labels, folder, config.seed))
+
+
+def save_classifier(base: Path, labels: Sequence[str], folder: Path, seed: int = 0) -> None:
+    """A language model's folder with a new head for PUBLIC `labels`, written into `folder`.
+
+    What nodes of a deployment have as their `downstream`. Raises ModelUnavailableError, ValueError
+    for fewer than two labels or a repeated one.
+    """
+    model = Classifier(base, labels, length=1, seed=seed).model
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {name: number for number, name in enumerate(labels)}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(model, base, folder)
 
 
 def _converge(

@@ -27,6 +27,7 @@ def topics_of(
     """The folder of the public pool's topics, found in the cache by its content, or made there."""
     own = config[CtclConfig]
     made_of = [_MADE, own.topic_count, own.clustering, own.topic_words, config.seed]
+    made_of += [own.umap_components] if own.umap_components else []
     state = hashlib.sha256(json.dumps([*made_of, embedder.fingerprint, list(pool)]).encode())
     target = cache_folder(config) / "topics" / state.hexdigest()[:24]
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +49,7 @@ def clusters_of(
         clustering=own.clustering,
         seed=config.seed,
         words=own.topic_words,
+        umap_components=own.umap_components,
         progress=progress,
     )
 

@@ -11,6 +11,7 @@ many are drawn (one pass over a stream), and centres, sizes and keywords are the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 import numpy as np
@@ -29,6 +30,7 @@ Clustering = Literal["k-means", "hdbscan"]
 TEXTS_PER_TOPIC = 256  # drawn for each topic; centres hardly move with more
 HDBSCAN_TEXTS = 20_000  # drawn for HDBSCAN, whose time grows with the square
 CLUSTER_SIZE = 10  # texts of HDBSCAN's smallest cluster, as in BERTopic
+NEIGHBOURS = 15  # of a text in UMAP, as in BERTopic
 RERANKED = 3  # candidates for each keyword that is kept, when embeddings rank them
 
 
@@ -42,13 +44,15 @@ def make_topics(
     seed: int = 0,
     words: int = MOST_WORDS,
     rerank: bool = False,
+    umap_components: int = 0,
     progress: Progress = silent,
 ) -> TopicModel:
     """PUBLIC texts -> at most `count` topics, the largest first, with `words` keywords each.
 
     texts: read once, so a stream will do; repeated and empty ones count once and not at all.
     clustering: "k-means" makes `count` topics; "hdbscan" as many as it finds, of which the `count`
-    largest are kept, without its outliers. Topics whose texts have no words are left out. rerank:
+    largest are kept, without its outliers, of rows in umap_components dimensions (0: as they are).
+    Topics whose texts have no words are left out. rerank:
     keywords are the candidates whose own embeddings are nearest to the topic, as KeyBERT's. The
     same texts, embedder and seed give the same topics. Raises ValueError that says what to change.
     """
@@ -60,13 +64,16 @@ def make_topics(
         raise ValueError(
             f"ctcl.topic-words = {words} must be from 1 to {MOST_WORDS}, what a condition holds"
         )
+    if umap_components:
+        _check_umap(umap_components, clustering)
     most = count * TEXTS_PER_TOPIC if clustering == "k-means" else HDBSCAN_TEXTS
     drawn = draw(texts, most, seed)
     rows = _embedded(drawn, embedder, progress)  # (n, d)
     if clustering == "k-means":
         labels, centres = spherical_kmeans(rows, count, seed, progress)
     else:
-        labels, centres = density_clusters(rows, count)
+        near = reduced(rows, umap_components, seed) if umap_components else None
+        labels, centres = density_clusters(rows, count, near)
     return _described(drawn, labels, centres, embedder, words, rerank)
 
 
@@ -98,21 +105,54 @@ def _embedded(texts: Sequence[str], embedder: Embedder, progress: Progress) -> F
     return rows
 
 
-def density_clusters(rows: F32, count: int) -> tuple[Ints, F32]:
+def _check_umap(components: int, clustering: str) -> None:
+    """Raises ValueError where UMAP cannot be used, before a text is embedded."""
+    if clustering != "hdbscan":
+        raise ValueError(f"ctcl.umap-components = {components} with {clustering}: set it to 0")
+    if find_spec("umap") is None:
+        raise ValueError(
+            f"ctcl.umap-components = {components} needs umap-learn: pip install "
+            "'privsyn-flower[umap]', or set it to 0"
+        )
+
+
+def reduced(rows: F32, components: int, seed: int) -> F32:
+    """UMAP (McInnes et al. 2018) of unit rows (n, d) -> (n, components), with BERTopic's settings.
+
+    Raises ValueError for fewer rows than its neighbours.
+    """
+    from umap import UMAP
+
+    if len(rows) <= components + 1 or len(rows) <= NEIGHBOURS:
+        raise ValueError(
+            f"ctcl.umap-components = {components} with {len(rows)} different public texts: more of "
+            f"them than {max(NEIGHBOURS, components + 1)} are needed; set it to 0, or give more"
+        )
+    own = UMAP(
+        n_neighbors=NEIGHBOURS, n_components=components, min_dist=0.0, metric="cosine",
+        random_state=seed & 0xFFFF_FFFF, n_jobs=1,
+    )  # fmt: skip
+    found: F32 = np.asarray(own.fit_transform(rows), dtype=np.float32)
+    return found
+
+
+def density_clusters(rows: F32, count: int, near: F32 | None = None) -> tuple[Ints, F32]:
     """HDBSCAN (Campello et al. 2013) of unit rows: labels (n,), -1 for outliers, and centres.
 
-    Of the clusters the `count` largest are kept, each with the direction of its rows' sum. These
-    are the leaves of its tree at min_samples = 1, of rows as they are. BERTopic takes other
-    clusters, of rows that UMAP has brought to five dimensions; without that, they are few: among
-    the 6,144 public docstrings of the demo 3, with 93 % outliers, against 51 leaves with 87 %.
+    near: rows of which the clusters are, the same ones in fewer dimensions; None: rows. Of the
+    clusters the `count` largest are kept, each with the direction of its rows' sum. Of rows as they
+    are these are the leaves of its tree at min_samples = 1: BERTopic's clusters would be few, among
+    the 6,144 public docstrings of the demo 3, with 93 % outliers, against 51 leaves with 87 %. Of
+    reduced ones they are BERTopic's own, by excess of mass.
     Time grows with the square of n. Raises ValueError when there are no clusters.
     """
     from sklearn.cluster import HDBSCAN
 
     found = np.full(len(rows), -1)
     if len(rows) >= CLUSTER_SIZE:
-        options = {"min_samples": 1, "cluster_selection_method": "leaf", "copy": True}
-        found = HDBSCAN(min_cluster_size=CLUSTER_SIZE, **options).fit_predict(rows)  # (n,)
+        options = {"min_samples": 1, "cluster_selection_method": "leaf"} if near is None else {}
+        asked = HDBSCAN(min_cluster_size=CLUSTER_SIZE, copy=True, **options)
+        found = asked.fit_predict(rows if near is None else near)  # (n,)
     if found.max(initial=-1) < 0:
         raise ValueError(
             f"ctcl.clustering = 'hdbscan' finds no cluster of {CLUSTER_SIZE} among {len(rows)} "

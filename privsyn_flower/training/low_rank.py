@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.text.fingerprints import file_digest
 from privsyn_flower.text.models.parameters import DOWN, UP, base_shapes, empty_model
-from privsyn_flower.text.models.pretrained import auto_class
+from privsyn_flower.text.models.pretrained import auto_class, classes_in
 from privsyn_flower.training.layout import matches
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ WEIGHT = ".weight"
 def linear_weights(folder: Path) -> dict[str, bool]:
     """Weights of a language model's linear layers -> whether they are stored as (inputs, outputs).
 
-    From the configuration alone; the last layer, from hidden states to tokens, is not among them.
+    From the configuration alone; the last layer, from hidden states to tokens, is not among them,
+    nor a classifier's head.
     """
     return dict(_linear_weights(folder, file_digest(folder / "config.json")))
 
@@ -45,12 +46,24 @@ def linear_weights(folder: Path) -> dict[str, bool]:
 @functools.lru_cache(maxsize=4)
 def _linear_weights(folder: Path, _config: str) -> dict[str, bool]:
     model = empty_model(folder)
-    head = model.get_output_embeddings()
+    head, body = model.get_output_embeddings(), _body(folder)
     return {
         name + WEIGHT: transposed
         for name, module in model.named_modules()
-        if module is not head and (transposed := _transposed(module)) is not None
+        if module is not head
+        and name.startswith(body)
+        and (transposed := _transposed(module)) is not None
     }
+
+
+def _body(folder: Path) -> str:
+    """What the names of all parameters but those of a classifier's head begin with."""
+    return f"{empty_model(folder).base_model_prefix}." if classes_in(folder) else ""
+
+
+def head_names(folder: Path) -> list[str]:
+    """The parameters of a classifier's new head; none of a language model."""
+    return [name for name in base_shapes(folder) if not name.startswith(_body(folder))]
 
 
 def _transposed(module: Any) -> bool | None:
@@ -151,14 +164,17 @@ def initial_parameters(
 
     folder: the base model, which the nodes have too. kind: "full", all of its parameters;
     "layers", those whose names match `patterns` (globs with commas between); "lora", factors of
-    this rank for its linear layers, those that match `patterns` where there are any. The training
+    this rank for its linear layers, those that match `patterns` where there are any, and all of a
+    classifier's head. The training
     is told which arrays it may change by `trained_patterns`. Raises ValueError when nothing
     matches, and on a rank that is too large.
     """
     shapes = base_shapes(folder)
     if kind == "lora":
         targets = _targets(folder, patterns)
-        return initial_factors(shapes, targets, rank=rank, factors=factors, seed=seed)
+        own = initial_factors(shapes, targets, rank=rank, factors=factors, seed=seed)
+        head = head_names(folder)
+        return {**own, **{name: _weights(folder)[name] for name in head}} if head else own
     chosen = [name for name in shapes if kind == "full" or matches(name, patterns)]
     if not chosen:
         raise _nothing(patterns, sorted(shapes))
@@ -175,13 +191,15 @@ def trained_patterns(
     """
     if kind != "lora":
         return patterns if kind == "layers" else "*"
+    head = head_names(folder)
     if factors == "both":
-        return f"*{UP},*{DOWN}"
-    sides = {DOWN if transposed else UP for transposed in _targets(folder, patterns).values()}
-    if len(sides) == 1:
-        return f"*{sides.pop()}"
+        return ",".join([f"*{UP}", f"*{DOWN}", *head])
     targets = _targets(folder, patterns)
-    return ",".join(name + (DOWN if transposed else UP) for name, transposed in targets.items())
+    sides = {DOWN if transposed else UP for transposed in targets.values()}
+    if len(sides) == 1:
+        return ",".join([f"*{sides.pop()}", *head])
+    own = [name + (DOWN if transposed else UP) for name, transposed in targets.items()]
+    return ",".join([*own, *head])
 
 
 def _targets(folder: Path, patterns: str) -> dict[str, bool]:

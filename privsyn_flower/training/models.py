@@ -1,4 +1,4 @@
-"""A causal language model that learns from one user's texts at a time and forgets them again.
+"""A language model or classifier that learns one user's texts at a time and forgets them again.
 
 One base model stays in memory, the one that evaluation uses too. The round's public parameters
 are laid over it; every user's training starts from them in place, and afterwards the base is
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from privsyn_flower.common.arrays import F64, Ints
 from privsyn_flower.common.randomness import seeded
+from privsyn_flower.data.values import label_of
 from privsyn_flower.text.conditions import Pair
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.devices import one_worker
@@ -150,10 +151,16 @@ class LoadedLM:
         steps take, the beginning of each.
         """
         length, most = options.sequence_length, options.max_steps * options.batch_size
+        numbers = {name: number for number, name in enumerate(self._scorer.classes)}
+        if numbers:  # a text without a word, or of no class in the list, takes nobody's place
+            texts = [text for text in texts if label_of(text) in numbers and text.strip()]
         chosen: Sequence[int] = range(len(texts))
         if len(texts) > most:
             chosen = rng.choice(len(texts), size=most, replace=False).tolist()
         read = [texts[i][: length * TOKEN_CHARACTERS] for i in chosen]
+        if numbers:
+            classes = [numbers[label_of(texts[i])] for i in chosen]
+            return self._classed(read, classes, length)
         if conditions is None:
             plain = self._scorer.encode(read, max_tokens=MOST_TOKENS, length=length)
             return [(row, 1) for row in plain]
@@ -164,7 +171,7 @@ class LoadedLM:
         """What turns many users' `rows` into their deltas at once; None: they are trained alone."""
         width, device = max_source + options.sequence_length, self._scorer.device
         users = users_together(options, width, self.layout.length, device)
-        if users < 2 or self._scorer.encodes:
+        if users < 2 or self._scorer.encodes or self._scorer.classes:
             return None
         self._reset()
         return GroupGradients(
@@ -175,6 +182,14 @@ class LoadedLM:
             rate=options.learning_rate,
             shape=(users, options.batch_size, width),
         )
+
+    def _classed(self, texts: Sequence[str], classes: Sequence[int], length: int) -> Rows:
+        """Rows of one user's texts, each with the number of its class at the end."""
+        rows: Rows = []
+        for text, number in zip(texts[: MOST_TOKENS // length], classes, strict=False):
+            own = self._scorer.encode([text], max_tokens=length, length=length)
+            rows += [([*ids, number], len(ids)) for ids in own]
+        return rows
 
     def _paired(
         self, conditions: Sequence[str], texts: Sequence[str], length: int, max_source: int
@@ -194,7 +209,7 @@ class LoadedLM:
         So that a question which needs too much memory fails for every text, or for none. What
         went well once in this process is not tried again.
         """
-        width = max_source + options.sequence_length
+        width = max_source + options.sequence_length + bool(self._scorer.classes)
         size = (width, replace(options, seed=0), self.layout.digest())
         if size in self._rehearsed:
             return

@@ -122,11 +122,26 @@ CLASSES = """
 label-column = "label"  # $label
 [models]
 downstream = "FacebookAI/roberta-base"  # section 4.1
-[ctcl]
-labels = "$classes"  # not in the paper: how a class enters the generation is not said
 [evaluation]
 task = "classification"
 learning-rates = "3e-5"  # section 4.1
+"""
+
+CLASS_LIST = """
+[ctcl]
+labels = "$classes"  # not in the paper: how a class enters the generation is not said
+"""
+
+CLASSIFIER = """
+# The classifier has a new head, which travels with all of its weights; no public text is read.
+[data]
+public-path = ""
+public-validation = 0
+[training]
+task = "classification"
+labels = "$classes"
+[evaluation]
+controls = "noise"  # public text has no classes
 """
 
 FILES = """
@@ -186,14 +201,13 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         delta = 1 / (records * math.log(records))
         known = {"label": "", "classes": "", **facts, "name": name, "records": f"{records:,}"}
         known |= {"rate": repr(BATCH / records), "delta": f"{_down(delta)}"}
-        task = CLASSES if "classes" in facts else WORDS
+        classes = "classes" in facts
+        task, lists, dpft = (CLASSES, [CLASS_LIST], [CLASSIFIER]) if classes else (WORDS, [], [])
         for epsilon, ours, plain in zip("421", *NOISE[name], strict=True):
             own = {**known, "epsilon": epsilon, "ours": ours, "plain": plain}
-            yield f"ctcl-{name}-eps{epsilon}", [CTCL, CENTRAL, FILES, task], own
-            if task is WORDS:  # nodes train next tokens
-                words = FILES.partition("[ctcl]")[0]
-                layers = [DOWNSTREAM, CENTRAL, words, task]
-                yield f"dp-fedavg-ctcl-{name}-eps{epsilon}", layers, own
+            yield f"ctcl-{name}-eps{epsilon}", [CTCL, CENTRAL, FILES, task, *lists], own
+            layers = [DOWNSTREAM, CENTRAL, FILES.partition("[ctcl]")[0], task, *dpft]
+            yield f"dp-fedavg-ctcl-{name}-eps{epsilon}", layers, own
 
 
 def _down(value: float) -> str:

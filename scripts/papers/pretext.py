@@ -255,13 +255,18 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         yield f"public-only-pretext-{name}", [PUBLIC_ONLY, *unasked], named
         yield f"expand-only-pretext-{name}", [EXPAND_ONLY, *unasked, EXPANDED, FROM_C4], named
         yield f"expand-private-pretext-{name}", [EXPAND_PRIVATE, *unasked, EXPANDED, FROM_C4], named
+        large = [EXPAND_PRIVATE, *unasked, EXPANDED, LLAMA]
+        yield f"expand-private-pretext-llama2-{name}", large, named
         for epsilon, numbers in EPSILONS.items():
             run = f"pretext-{name}-eps{epsilon}"
             own = {"epsilon": epsilon, **named}
             own |= zip(COLUMNS, numbers, strict=True)
             yield run, [PRETEXT, BUDGET, DATA, *data, *votes, FROM_C4], own
-            large = f"pretext-llama2-{name}-eps{epsilon}"
-            yield large, [PRETEXT, BUDGET, DATA, *data, *votes, LLAMA], own
+            yield (
+                f"pretext-llama2-{name}-eps{epsilon}",
+                [PRETEXT, BUDGET, DATA, *data, *votes, LLAMA],
+                own,
+            )
             yield f"dp-fedavg-{run}", [FEDAVG, *training], own
             yield f"dp-ftrl-{run}", [FTRL, TRUSTED, *training], own
             yield f"dp-prompt-{run}", [DP_PROMPT, *unasked, FROM_C4], own

@@ -19,6 +19,7 @@ EPSILONS = ("1.29", "7.58")
 ROWS = ("public-only", "expand-only", "expand-private")
 NAMES = [
     *(f"{row}-pretext-{data}" for row in ROWS for data in SETS),
+    *(f"expand-private-pretext-llama2-{data}" for data in SETS),
     *(f"dp-prompt-pretext-{data}-eps{epsilon}" for data in SETS for epsilon in EPSILONS),
     *(f"public-only-popri-{data}" for data in ("biorxiv", "congress", "openreview")),
 ]
@@ -46,7 +47,7 @@ def test_a_row_asks_nobody_and_says_what_it_claims(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "pretext" in name])
 def test_a_row_has_the_data_of_its_table(name: str) -> None:
-    data = name.split("-pretext-")[1].partition("-")[0]
+    data = name.split("-pretext-")[1].partition("-eps")[0]
     config, paper = load(name), load(f"pretext-{data}-eps7.58")
     assert config.data.samples_per_user == (128 if data == "code" else 8)  # App. C
     # App. D.2 (5): PrE-Text alone takes 16 of CODE; the test set is the same.

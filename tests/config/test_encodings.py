@@ -83,6 +83,7 @@ def test_the_papers_models_and_the_miniatures_are_among_them() -> None:
         "distilbert/distilgpt2",
         "prajjwal1/bert-small",
         "lstm",
+        "FacebookAI/roberta-base",
     }
 
 

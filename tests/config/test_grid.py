@@ -136,7 +136,10 @@ SHIPPED: list[tuple[str, str, int]] = [
     ("compare-ctcl", "", 5 * 2 * 3),
     ("compare-dp-rft", "", 3 * 2 * 3),
     ("compare-users", "", 3 * 3 * 2 * 3),
-    ("grids/ctcl", "papers/ctcl-pubmed-eps1", 7),
+    ("grids/ctcl", "papers/ctcl-pubmed-eps1", 10),
+    ("grids/ctcl-rates", "papers/dp-fedavg-ctcl-openreview-eps1", 6),
+    ("grids/ctcl-sizes", "papers/ctcl-pubmed-eps1", 6),
+    ("grids/gboard", "papers/dp-ftrl-gboard-en-us", 9),
 ]
 
 

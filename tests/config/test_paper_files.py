@@ -18,7 +18,7 @@ TEXTS = paper_configs.texts()
 
 
 def test_no_file_is_missing_and_none_is_left_over() -> None:
-    assert len(TEXTS) == 123
+    assert len(TEXTS) == 137
     assert {path.name for path in paper_configs.FOLDER.iterdir()} == {f"{n}.toml" for n in TEXTS}
 
 

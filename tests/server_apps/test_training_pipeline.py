@@ -548,3 +548,12 @@ def test_the_evaluation_of_an_earlier_model_is_not_the_results(
         recipe.evaluate(SimpleNamespace(parameters=lambda weights=weights: weights))
         assert recipe.evaluation == (found or {"failed": training.EARLIER})
     assert len(asked) == 1  # paid for once
+
+
+def test_a_classifier_is_refused_where_next_tokens_are_learned(
+    configured: Any, loopback: Any, tmp_path: Path, causal_folder: Path
+) -> None:
+    public.save_classifier(causal_folder, ("one", "two"), tmp_path / "classifier")
+    config = configured(**{"models.downstream": str(tmp_path / "classifier")})
+    with pytest.raises(ConfigError, match=r"has the classes \['one', 'two'\], and training.labels"):
+        run(config, loopback, tmp_path / "run")

@@ -209,3 +209,34 @@ def test_an_embedder_that_gives_nan_is_named() -> None:
 
     with pytest.raises(ValueError, match=r"models\.embedder gives rows that are not finite.* 3"):
         make_topics(planted(), Broken(), count=4)
+
+
+def test_umap_comes_before_hdbscan_and_is_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="umap-components = 5 with k-means"):
+        make_topics(planted(), Planted(), count=2, umap_components=5)
+    options: dict[str, Any] = {"count": 9, "clustering": "hdbscan", "umap_components": 5}
+    monkeypatch.setattr(topic_training, "find_spec", lambda _: None)
+
+    class Unasked(Planted):
+        def embed(self, texts: Sequence[str]) -> F32:
+            raise AssertionError("texts were embedded before the package was looked for")
+
+    with pytest.raises(ValueError, match=r"needs umap-learn: pip install 'privsyn-flower\[umap\]'"):
+        make_topics(planted(), Unasked(), **options)
+    monkeypatch.undo()
+    monkeypatch.setattr(topic_training, "_check_umap", lambda *_: None)
+    monkeypatch.setattr(topic_training, "reduced", lambda rows, components, seed: rows[:, :2])
+    assert 2 <= len(make_topics(planted(), Planted(), **options)) <= 9
+
+
+def test_umap_finds_planted_topics() -> None:
+    pytest.importorskip("umap")
+    made = make_topics(
+        planted(), Planted(), count=9, clustering="hdbscan", umap_components=2, seed=3
+    )
+    again = make_topics(
+        planted(), Planted(), count=9, clustering="hdbscan", umap_components=2, seed=3
+    )
+    assert len(made) >= 2 and made.fingerprint == again.fingerprint
+    with pytest.raises(ValueError, match="more of them than 15 are needed"):
+        topic_training.reduced(np.eye(9, dtype=np.float32), 2, 0)

@@ -110,7 +110,8 @@ def training_benchmark(
         raise ConfigError("benchmark = false: private text is not opened; set benchmark = true")
     steps = steps or steps_of(config, progress, [], list(models))
     work = work or Work()
-    found = next_token(
+    measure = classification if config.training.classifies else next_token
+    found = measure(
         config,
         federation,
         downstream,

@@ -145,6 +145,8 @@ def classification(
     progress: Progress = silent,
     steps: Steps | None = None,
     *,
+    models: Folders | None = None,
+    start: Path | None = None,
     work: Work | None = None,
     keep: Path | None = None,
 ) -> dict[str, Any]:
@@ -152,11 +154,15 @@ def classification(
 
     Public text takes part where it has labels, a control where its text has. `pretrained` has a
     head of random weights: it shows what knowing nothing gives. `majority` needs no model
-    (POPri, section 5: epsilon = 0 on OpenReview).
+    (POPri, section 5: epsilon = 0 on OpenReview). start: a classifier that all begin with.
     """
     options, classes = config.evaluation, config.classes
-    length, device = options.sequence_length, config.models.device
-    model = Classifier(downstream, classes, length=length, device=device, seed=config.seed)
+
+    def classifier(folder: str | Path) -> Classifier:
+        length, device = options.sequence_length, config.models.device
+        return Classifier(folder, classes, length=length, device=device, seed=config.seed)
+
+    model = classifier(start or downstream)
 
     def encoded(texts: Sequence[str]) -> Examples:
         return model.encode(texts, [label_of(text) for text in texts])
@@ -174,10 +180,17 @@ def classification(
     sets = {name: encoded(own) for name, own in training_sets(federation, synthetic, ()).items()}
     if options.compares(RANDOM_PUBLIC):
         sets = {"random_public": public} | sets
+    if not sets["private"]:
+        key, named = config.labels
+        raise ConfigError(
+            f"{key} = {named!r}: none of the users' texts is of these classes (data.label-column = "
+            f"{config.data.label_column!r}): name those that they have"
+        )
     model.reset()
     sums = {"pretrained": model.user_sums(held_out)}
     commonest = np.bincount([example.label for example in sets["private"]]).argmax()
     sums["majority"] = always(sums["pretrained"], int(commonest))
+    sums |= {name: classifier(own).user_sums(held_out) for name, own in (models or {}).items()}
     sums |= sums_after(
         model,
         [

@@ -55,6 +55,7 @@ PAIRS = (
     ("trained", "pretrained"),
     ("trained", "random_public"),
     ("trained", "noise_updates"),
+    ("trained", "majority"),
     ("scratch_filtered", "pretrained"),
     ("scratch_filtered", "scratch_random"),
     ("scratch_filtered", "scratch_noise"),

@@ -12,6 +12,7 @@ import typer
 
 from privsyn_flower import __version__
 from privsyn_flower.app.cli.account import account, calibrate
+from privsyn_flower.app.cli.data import data_app
 from privsyn_flower.app.cli.embedder import embedder_app, models_app
 from privsyn_flower.app.cli.errors import RESUMED, AsJson, Commands, Config, Settings, fail, failing
 from privsyn_flower.app.cli.inspect import inspect
@@ -33,7 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Learn from private, distributed text by noisy sums of bounded answers.",
 )
-data_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look at a data file before a run.")
 app.add_typer(data_app, name="data")
 app.add_typer(node_app, name="node")
 app.add_typer(ledger_app, name="ledger")
@@ -338,46 +338,6 @@ def compare(
         typer.secho(f"missing: {line}" if table_only else f"failed: {line}", err=True)
     print(folder)
     if missing and not table_only:
-        raise typer.Exit(1)
-
-
-@data_app.command()
-def check(
-    file: Annotated[Path, typer.Argument(help="jsonl, csv, tsv or parquet")],
-    user_column: Annotated[str, typer.Option(help="'': every row is a user.")] = "user_id",
-    text_column: Annotated[str, typer.Option()] = "text",
-    label_column: Annotated[str, typer.Option()] = "",
-    date_column: Annotated[str, typer.Option()] = "",
-    embedder: Annotated[str, typer.Option(help="models.embedder of the run.")] = "minilm",
-    strict: Annotated[bool, typer.Option(help="Exit with 1 for any finding.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Explain what a node would skip or repair in FILE, and how large it is; exits 1 when no run
-    would take it.
-
-    Counts are private: they are for the file's owner. Ends with a configuration to start from.
-    """
-    from privsyn_flower.data import DataError, survey
-    from privsyn_flower.data.values import Columns
-    from privsyn_flower.text.embedders import longer_than_read
-
-    columns = Columns(user_column, text_column, label_column, date_column)
-    try:
-        found = survey(file, columns, lambda texts: longer_than_read(embedder, texts))
-    except DataError as error:
-        typer.secho(f"error: no run takes this file: {error}", err=True)
-        raise typer.Exit(1) from None
-    except ValueError as error:  # the embedder's name
-        raise fail(str(error)) from None
-    if as_json:
-        typer.echo(json.dumps(found.as_dict()))
-    else:
-        typer.echo(found.described())
-        if starter := found.starter():
-            typer.echo(f"\nto start with (privsyn run FILE.toml, in simulation):\n\n{starter}")
-    if found.refused:
-        typer.secho(f"error: no run takes this file: {found.refused}", err=True)
-    if found.refused or (strict and found.findings):
         raise typer.Exit(1)
 
 

@@ -152,7 +152,9 @@ def _options(config: RunConfig, **options: Any) -> dict[str, Any]:
     """What `make_topics` is asked for: the options, and for those that are None what a run of the
     configuration makes."""
     own = config[CtclConfig]
+    by_umap = options["clustering"] in (None, own.clustering)
     of_run = {
+        "umap_components": own.umap_components if by_umap else 0,
         "count": own.topic_count if config.owns(CtclConfig) else COUNT,
         "clustering": own.clustering,
         "words": own.topic_words,

@@ -67,6 +67,8 @@ def trained_of(texts: Texts, progress: Progress) -> Trained:
     folder, config = run_of(texts)
     if not (folder / MODEL).is_dir() or not config.updates:
         raise NotMeasured("the run trained no model on its users")
+    if config.training.classifies:
+        raise NotMeasured("the run trained a classifier, and the attacks are about language models")
     if config.trains:
         start = start_of(RunFolder(folder))
         if start is None:

@@ -8,6 +8,7 @@ runs' own (summary.json).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -141,6 +142,12 @@ def _loss(summary: Summary) -> str:
     return f"{found[1]:.3f}" if found else "-"
 
 
+def _perplexity(summary: Summary) -> str:
+    """e to the loss: what the papers have in its place (CTCL, Table 5)."""
+    found = _result(summary, "loss")
+    return f"{math.exp(min(found[1], 700.0)):.1f}" if found else "-"
+
+
 def _cost(summary: Summary, key: str) -> float | None:
     value = summary.get("benchmark", {}).get("costs", {}).get(key)
     return None if value is None else float(value)
@@ -171,6 +178,7 @@ COLUMNS: dict[str, Any] = {
     "accuracy": _accuracy,
     "gained over public text": _gain,
     "loss": _loss,
+    "perplexity": _perplexity,
     "signal / noise": _signal,
     "epsilon": epsilon_of,
     "delta": lambda s: f"{s['delta']:g}",

@@ -122,6 +122,8 @@ def train_anew(
         models.lstm_batch_texts,
         models.lstm_batch_words,
         device=models.device,
+        learning_rate=models.lstm_learning_rate,
+        adam_epsilon=models.lstm_adam_epsilon,
     )
     target.parent.mkdir(parents=True, exist_ok=True)
 

@@ -64,6 +64,7 @@ from privsyn_flower.strategies.evaluation.strategy import evaluate
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
 from privsyn_flower.text.models.parameters import longest_sequence, pack_parameters
+from privsyn_flower.text.models.pretrained import classes_in
 from privsyn_flower.training import LocalTraining
 
 logger = logging.getLogger("privsyn_flower")
@@ -178,6 +179,8 @@ class Training(Updating, Recipe[TrainingStrategy]):
     def _public_start(self) -> Path:
         """The base of the private training: nodes have it, and only what is trained travels."""
         federation = self.models.public.federation
+        if federation is None or not self.config.training.classifies:
+            self._check_classes(self.downstream)
         if federation is None:
             if self.config.evaluation.start == "converged":
                 raise ConfigError(
@@ -193,6 +196,16 @@ class Training(Updating, Recipe[TrainingStrategy]):
                 )
             return self.downstream
         return public_start(self.config, federation, self.downstream, self.run.progress)
+
+    def _check_classes(self, start: Path) -> None:
+        """A classifier of `training.labels`, or a language model where there are none."""
+        wanted, there = tuple(self.config.classes), classes_in(start)
+        if wanted != there:
+            raise ConfigError(
+                f"models.downstream = {str(self.downstream)!r} has the classes {list(there)}, and "
+                f"training.labels are {list(wanted)}: name another model. In deployment server "
+                "and nodes have one that privsyn_flower.evaluation.public.save_classifier wrote"
+            )
 
     def strategy(self, folder: RunFolder) -> TrainingStrategy:
         from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
@@ -298,6 +311,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
     def benchmark(self, strategy: TrainingStrategy) -> dict[str, Any]:
         models, compares = dict[str, Path](), self.config.evaluation.compares
         goes_on = self.config.evaluation.start == "converged"  # (a) does, as others' models
+        goes_on |= self.config.training.classifies  # its start has read no text
         if compares(RANDOM_PUBLIC) and self.start != self.downstream and not goes_on:
             models["random_public"] = self.start
         made = ["noise_updates"] if compares(NOISE) else []

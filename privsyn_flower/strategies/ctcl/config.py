@@ -36,6 +36,10 @@ class CtclConfig(MethodTable):
     clustering: Literal["k-means", "hdbscan"] = Field(
         "k-means", description="train: how public embeddings become topics; hdbscan finds its own m"
     )
+    umap_components: int = Field(
+        0, ge=0, le=256, description="hdbscan: dimensions to which UMAP brings embeddings first "
+        "(extra umap; BERTopic's, as in the paper: 5); 0: as they are"
+    )  # fmt: skip
     topic_words: int = Field(10, ge=1, le=10, description="train: keywords of a topic, at most")
     histogram: bool = Field(
         True,
@@ -82,6 +86,11 @@ class CtclConfig(MethodTable):
             )
         if not self.topics.strip():
             raise ValueError("ctcl.topics = '' must be 'train', or the folder of a topic model")
+        if self.umap_components and self.clustering != "hdbscan":
+            raise ValueError(
+                f"ctcl.umap-components = {self.umap_components} comes before ctcl.clustering = "
+                f"'hdbscan', and it is {self.clustering!r}: leave it out"
+            )
         if len(set(self.classes)) < len(self.classes):
             raise ValueError(f"ctcl.labels = {self.labels!r} has a class twice: name each once")
         if self.resample_pool:

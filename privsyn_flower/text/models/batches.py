@@ -126,6 +126,18 @@ def causal_labels(
     return labels[:, 1:]
 
 
+def class_loss(model: Any, rows: Sequence[tuple[Sequence[int], int]]) -> torch.Tensor:
+    """Mean cross-entropy in nats of the rows' classes. rows: ids, the last of which is the number
+    of a class. Padded as the model's configuration says: some find a text's end by it."""
+    import torch
+
+    ids, mask = pad_rows([row[:-1] for row, _ in rows], model.config.pad_token_id or 0)
+    ids, mask = ids.to(model.device), mask.to(model.device)
+    classes = torch.tensor([row[-1] for row, _ in rows], device=model.device)
+    logits = model(input_ids=ids, attention_mask=mask).logits.float()
+    return torch.nn.functional.cross_entropy(logits, classes)
+
+
 def decoder_start(tokenizer: Any, config: Any) -> int:
     """The token that the decoder starts from: the tokenizer's first of a text where it has one, as
     in CTCL's released code, else the model's own. Raises ValueError for a model without one."""

@@ -18,6 +18,7 @@ from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.batches import (
     IGNORED,
     causal_loss,
+    class_loss,
     decoder_start,
     encode,
     pad_rows,
@@ -30,6 +31,7 @@ from privsyn_flower.text.models.parameters import DOWN, UP, Parameters
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
     auto_class,
+    classes_in,
     encodes,
     load_model,
     load_tokenizer,
@@ -45,7 +47,8 @@ BATCH_TOKENS = 2048  # padded tokens that go through the model at once
 class Scorer:
     """A language model in float32 and its tokenizer. Raises ModelUnavailableError.
 
-    encodes: it is an encoder-decoder, which learns pairs and measures no texts.
+    encodes: it is an encoder-decoder, which learns pairs and measures no texts. classes: of a text
+    classifier, which learns them alone; () of a language model.
     """
 
     def __init__(self, folder: Path, device: str) -> None:
@@ -54,7 +57,7 @@ class Scorer:
             raise ModelUnavailableError(f"{key} = {str(folder)!r} holds no *.safetensors file")
         self.device = resolve_device(device)
         self.tokenizer = load_tokenizer(folder, key)
-        self.encodes = encodes(folder)
+        self.encodes, self.classes = encodes(folder), classes_in(folder)
         kind = auto_class(folder)
         self.model = load_model(kind, folder, key, self.device, "float32", safetensors=True)
         self._unknown = unknown_token(self.tokenizer)
@@ -123,7 +126,10 @@ class Scorer:
         of gradients where there are any.
 
         max_source: tokens that every row's leading ones cost the time of, however many there are.
+        A classifier's row ends with the number of its class, which alone has a loss.
         """
+        if self.classes:
+            return class_loss(self.model, rows)
         if self.encodes:
             start = decoder_start(self.tokenizer, self.model.config)
             return seq2seq_loss(self.model, rows, start, max_source)
@@ -160,8 +166,9 @@ class Scorer:
         """
         import torch
 
-        if self.encodes:
-            raise ValueError("an encoder-decoder model does not measure texts by themselves")
+        if self.encodes or self.classes:
+            what = "a text classifier" if self.classes else "an encoder-decoder model"
+            raise ValueError(f"{what} does not measure texts by themselves")
         correct, nats = 0, 0.0
         for batch in within_budget(rows, BATCH_TOKENS, len):
             ids, mask = pad_rows(batch, 0)  # padding comes after all that is looked at

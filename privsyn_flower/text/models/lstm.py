@@ -52,6 +52,7 @@ MODEL_TYPE = "privsyn-lstm"
 WORDS, HIDDEN, EMBEDDING = 30_000, 670, 96  # Gboard paper, section 4
 SPECIAL = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 STEPS = 2000  # of pre-training, unless models.train-steps says otherwise; the paper's: 150K
+LEARNING_RATE, ADAM_EPSILON = 1e-3, 1e-9  # of pre-training, section 4.1
 
 
 class LstmConfig(PreTrainedConfig):  # type: ignore[misc]
@@ -201,6 +202,8 @@ def make_lstm(
     steps: int = 0,
     batch_texts: int = 0,
     batch_words: int = 2048,
+    learning_rate: float = LEARNING_RATE,
+    adam_epsilon: float = ADAM_EPSILON,
     budget_seconds: float = float("inf"),
     device: str = "cpu",
     seed: int = 0,
@@ -224,7 +227,9 @@ def make_lstm(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    training = WordTraining(steps, batch_texts, batch_words, budget_seconds, seed, device)
+    training = WordTraining(
+        steps, batch_texts, batch_words, budget_seconds, seed, device, learning_rate, adam_epsilon
+    )
     return train_lstm(folder, config, tokenizer, texts, training, progress)
 
 
@@ -285,6 +290,8 @@ def ensure_lstm(federation: PublicText, config: RunConfig, progress: Progress = 
         "steps": steps,
         "batch_texts": models.lstm_batch_texts,
         "batch_words": models.lstm_batch_words,
+        "learning_rate": models.lstm_learning_rate,
+        "adam_epsilon": models.lstm_adam_epsilon,
     }
     told = [*shape.values(), models.train_seconds, LONGEST, VERSION, listed, texts]
     digest = hashlib.sha256(json.dumps(told).encode())
@@ -306,7 +313,6 @@ def ensure_lstm(federation: PublicText, config: RunConfig, progress: Progress = 
 
 STAGE = "training the LSTM on public text"  # of progress
 LONGEST = 64  # words of a text that are looked at
-LEARNING_RATE, ADAM_EPSILON = 1e-3, 1e-9  # section 4.1
 
 Words = Sequence[Sequence[int]]  # texts as word ids
 
@@ -317,7 +323,8 @@ class WordTraining:
 
     steps: of Adam. batch_texts: texts of a step; 0: as many as batch_words hold. batch_words:
     padded words that go through the model at once, a whole step or a part of one. seconds: no step
-    starts after them. seed: of the order. device: as `models.device`.
+    starts after them. seed: of the order. device: as `models.device`. learning_rate, adam_epsilon:
+    of Adam.
     """
 
     steps: int
@@ -326,6 +333,8 @@ class WordTraining:
     seconds: float = float("inf")
     seed: int = 0
     device: str = "cpu"
+    learning_rate: float = LEARNING_RATE
+    adam_epsilon: float = ADAM_EPSILON
 
     @property
     def readable(self) -> int:
@@ -351,7 +360,8 @@ def train_words(
         raise ValueError("no public text has a word: an LSTM cannot be trained on it")
     device = resolve_device(training.device)
     model.to(device).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPSILON)
+    rate, epsilon = training.learning_rate, training.adam_epsilon
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, eps=epsilon)
     end, taken = time.monotonic() + training.seconds, 0
     steps = _steps(rows, training, rng, seeded(training.seed, "lstm", "parts"))
     with one_worker():

@@ -16,6 +16,7 @@ from privsyn_flower.common.files import UnavailableError, cache_home
 from privsyn_flower.common.units import VERSION
 
 CAUSAL, SEQ2SEQ = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
+CLASSIFIER = "AutoModelForSequenceClassification"
 GENERATION = "transformers.generation.candidate_generator"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # and with .index.json, where they are parts
 
@@ -139,8 +140,19 @@ def encodes(folder: Path) -> bool:
 
 
 def auto_class(folder: Path) -> str:
-    """The name of the auto class that loads a folder's language model."""
+    """The name of the auto class that loads a folder's language model or classifier."""
+    if classes_in(folder):
+        return CLASSIFIER
     return SEQ2SEQ if encodes(folder) else CAUSAL
+
+
+def classes_in(folder: Path) -> tuple[str, ...]:
+    """The classes of a folder's text classifier, from its configuration; () of a language model."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    if not str((config.get("architectures") or [""])[0]).endswith("ForSequenceClassification"):
+        return ()
+    names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}  # left out by transformers
+    return tuple(str(names[key]) for key in sorted(names, key=int))
 
 
 def check_weights(name: str | os.PathLike[str], key: str) -> None:

@@ -455,6 +455,13 @@ def test_classes_are_read_from_the_texts_labels(setting, labelled, tmp_path):
     assert found["training_texts"] == {"synthetic": 20, "noise_scores": 20, "private": 40}
 
 
+def test_classes_that_nobody_s_texts_have_are_named(setting, labelled):
+    config = labelled.config.flat()
+    config = RunConfig.from_flat({**config, "popri.labels": "one, other"})
+    with pytest.raises(ConfigError, match=r"popri.labels = 'one, other': none of the users' texts"):
+        classification(config, labelled.federation, setting.downstream, labelled.sets)
+
+
 def test_public_labels_make_a_baseline_and_choose_the_rate(setting, labelled, monkeypatch):
     public = labelled.federation.public()
     labels = ["pub", "priv"] * (len(public) // 2)  # that say nothing: all of it is public text

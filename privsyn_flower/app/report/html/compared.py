@@ -24,7 +24,7 @@ ALIKE = "Whether their figures can be compared"
 PLACES = {"run-folder", "cache", "assets", "ledger"}  # keys that differ for every run
 PUBLIC = ("method", "epsilon", "delta", "accountant", "rounds / of one user",
           "down, user and round", "up, user and round", "signal / noise")  # fmt: skip
-MEASURED = ("method", "epsilon", "accuracy", "gained over public text", "loss",
+MEASURED = ("method", "epsilon", "accuracy", "gained over public text", "loss", "perplexity",
             "client CPU, user and round", "client CPU, user and run", "server, run")  # fmt: skip
 
 

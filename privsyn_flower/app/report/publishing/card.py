@@ -35,7 +35,12 @@ PARQUET, PICKED, SETTINGS = "data/train.parquet", "data/seeds.parquet", "run.tom
 PATH = "FOLDER"  # where it lies is not told
 LSTM = "privsyn-lstm"  # `model_type` of the models that only this package loads
 # How the name of an architecture ends -> the class of transformers that loads it.
-AUTO = {"CausalLM": "AutoModelForCausalLM", "ConditionalGeneration": "AutoModelForSeq2SeqLM"}
+AUTO = {
+    "CausalLM": "AutoModelForCausalLM",
+    "ConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "SequenceClassification": "AutoModelForSequenceClassification",
+}
+PIPELINES = {"CausalLM": "text-generation", "SequenceClassification": "text-classification"}
 NOTHING_CLAIMED = "NO PRIVACY IS CLAIMED FOR WHAT IS HERE"
 
 
@@ -85,6 +90,7 @@ def card(product: Product, facts: Facts) -> str:
             models=sources.models(config, facts.loaded),
             sheet=fact_sheet(summary) if asked else [],
             figures=list(_figures(product)) if facts.figures else [],
+            measures=[name.replace("_", "-") for name in _measures(product)],
             closeness=closeness_rows(summary) if facts.figures else [],
             CLOSENESS=CLOSENESS,
             checks=checked(summary),
@@ -114,7 +120,7 @@ def front_matter(product: Product, facts: Facts, title: str) -> str:
         known = ModelCardData(
             base_model=sources.base_model(product.config) or None,
             library_name=None if facts.model_type == LSTM else "transformers",
-            pipeline_tag="text-generation" if facts.architecture.endswith("ForCausalLM") else None,
+            pipeline_tag=PIPELINES.get(facts.architecture.rpartition("For")[2]),
             tags=tags,
             **more,
         )
@@ -158,15 +164,22 @@ def _claim(summary: Summary) -> dict[str, Any]:
     return claim
 
 
+def _measures(product: Product) -> list[str]:
+    """What the benchmark measured: of classes another than of next tokens."""
+    found = product.summary.get("benchmark") or {}
+    return [name for name in ("accuracy", "loss", "macro_f1") if found.get(name)]
+
+
 def _figures(product: Product) -> Iterator[list[str]]:
     """The benchmark's, measured on private text. Raises PublishError where there is none."""
     found: Mapping[str, Any] = product.summary.get("benchmark") or {}
     if not found.get("accuracy"):
         raise PublishError(f"{product.run} has no benchmark figures: leave --benchmark-figures out")
-    for name, value in found["accuracy"].items():
-        ends = [found.get(f"{what}_interval", {}).get(name) for what in ("accuracy", "loss")]
+    for name in found["accuracy"]:
+        measures = _measures(product)
+        ends = [found.get(f"{what}_interval", {}).get(name) for what in measures]
         cells = [
             interval(float(one), *of) if of else f"{one:.4f}"
-            for one, of in zip((value, found["loss"][name]), ends, strict=True)
+            for one, of in zip([found[what][name] for what in measures], ends, strict=True)
         ]
         yield [str(found.get("methods", {}).get(name, name)), *cells]

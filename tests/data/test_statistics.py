@@ -1,0 +1,57 @@
+"""Quantiles of a data set's sizes, and that they are printed alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from privsyn_flower.app.cli.main import app
+from privsyn_flower.data.statistics import quantiles, statistics
+from privsyn_flower.data.values import Columns
+
+ROWS = [("a", "one two three", "x"), ("a", "four", "y"), ("b", "five six", "x"), ("c", " ", "x")]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "users.jsonl"
+    keys = ("user_id", "text", "label")
+    lines = [json.dumps(dict(zip(keys, row, strict=True))) for row in ROWS]
+    path.write_text("\n".join(lines), "utf-8")
+    return path
+
+
+def test_sizes_by_hand(file: Path) -> None:
+    columns = Columns("user_id", "text", "label")
+    found = statistics(str(file), columns, lambda texts: [2 * len(t.split()) for t in texts])
+    assert (found["users"], found["texts"], found["labels"]) == (3, 3, 2)
+    assert found["texts_per_user"] == quantiles([2, 1, 0])
+    assert found["words_per_text"] == quantiles([3, 1, 2])
+    assert found["words_per_user"] == quantiles([4, 2, 0])
+    assert found["tokens_per_user"] == quantiles([8, 4, 0])
+    assert found["words_per_text"]["50%"] == 2 and found["words_per_text"]["mean"] == 2
+    assert found["words_per_text"]["std"] == pytest.approx(np.std([1, 2, 3]))
+    assert quantiles([]) == {}
+
+
+def test_the_command_prints_and_keeps_nothing(file: Path) -> None:
+    before = sorted(file.parent.rglob("*"))
+    done = CliRunner().invoke(app, ["data", "statistics", str(file), "--json"])
+    assert done.exit_code == 0 and "if it is private, so are they" in done.stderr
+    assert json.loads(done.stdout)["users"] == 3
+    table = CliRunner().invoke(app, ["data", "statistics", str(file)])
+    assert "users 3, texts 3, labels 0" in table.stdout and "words per user" in table.stdout
+    assert sorted(file.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [(["--text-column", "body"], "'body'"), (["--tokenizer", "/none"], "no such model folder")],
+)
+def test_what_cannot_be_read_is_named(file: Path, more: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, ["data", "statistics", str(file), *more])
+    assert done.exit_code == 2 and told in done.output
