@@ -53,11 +53,21 @@ samples = 0
 """
 
 
+# One worker answers for all nodes: what a second one loads costs more than it answers, and none is
+# started before it is known what for. At nice 15, Ray's own choice, they starve beside anything else.
+RAY = {
+    "RAY_OVERRIDE_RESOURCES": '{"CPU": 1}',
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",
+}
+
+
 @pytest.fixture(scope="session", autouse=True)
-def workers_at_normal_priority() -> Iterator[None]:
-    """Ray's workers run at nice 15 otherwise, and starve beside anything else on the machine."""
+def small_ray() -> Iterator[None]:
+    """Every starter hands its environment down."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_worker_niceness", "0")  # every starter hands its environment down
+        for name, value in RAY.items():
+            patch.setenv(name, value)
         yield
 
 

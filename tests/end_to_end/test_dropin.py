@@ -69,7 +69,6 @@ def run(version: str, folder: Path, environment: dict[str, str]) -> tuple[str, l
     project.write_text(text)
     command = ["flwr", "run", str(app), "--stream"]
     command += ["--federation-config", f"num-supernodes={CLINICS} client-resources-num-cpus=1"]
-    environment = {**environment, "RAY_worker_niceness": "0"}
     result = flwr(command, environment, folder)
     log = result.stdout + result.stderr
     assert result.returncode == 0, log

@@ -1,7 +1,7 @@
-"""The strategies and handlers of docs/extending.md under a real `flwr run`, as printed, no network.
+"""docs/secure-sum.md's example, then docs/extending.md's strategies and handlers, as printed, in one
+real `flwr run` without a network.
 
-(examples/ are test_examples's and test_dropin's, the secure sum is test_secure_sum's; blocks
-without an app run in tests/test_docs.py.)
+(examples/ are test_examples's and test_dropin's; blocks without an app run in tests/test_docs.py.)
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from flwr.serverapp import ServerApp
 
 from methods import ctcl, popri
+from secure_server import app as secure_sum
 from privsyn_flower import load_embedder
 from texts import PUBLIC
 from topics import Topics
@@ -40,6 +41,7 @@ class Favourites(Topics):
 
 @app.main()
 def main(grid, context):
+    secure_sum(grid, context)
     topics = ["roses and soil, seeds, compost", "meeting, deadline, budget, report"]
     asked = {"folder": Path.home() / "fav", "users": 40, "nodes": 4, "epsilon": 8.0, "delta": 1e-5}
     strategy = Favourites(topics, embedder=load_embedder("ngram-256"))
@@ -49,6 +51,13 @@ def main(grid, context):
         asked["folder"] = Path.home() / method.__name__
         result = method(PUBLIC).start(grid, **asked, samples=24)
         print(method.__name__, len(result.texts), "texts")
+"""
+CLIENT = """
+import favourites
+from secure_client import ages
+
+app = favourites.app
+app.query("ages")(ages)
 """
 PROJECT = """
 [project]
@@ -62,7 +71,7 @@ publisher = "me"
 
 [tool.flwr.app.components]
 serverapp = "server_app:app"
-clientapp = "favourites:app"
+clientapp = "client_app:app"
 
 [tool.flwr.app.config]
 method = "ctcl"
@@ -84,7 +93,7 @@ def block(page: str, word: str) -> str:
     return str(found)
 
 
-def test_the_strategies_on_the_page_run(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_what_the_pages_show_runs(tmp_path: Path, environment: dict[str, str]) -> None:
     app = tmp_path / "app"
     app.mkdir()
     shutil.copy(ROOT / "examples" / "new-method" / "topics.py", app)
@@ -92,7 +101,10 @@ def test_the_strategies_on_the_page_run(tmp_path: Path, environment: dict[str, s
     for name, text in {
         "methods.py": block("docs/extending.md", "def popri("),
         "favourites.py": block("docs/extending.md", "FAVOURITES = "),
+        "client_app.py": CLIENT,
         "server_app.py": SERVER,
+        "secure_client.py": block("docs/secure-sum.md", '@app.query("ages")'),
+        "secure_server.py": block("docs/secure-sum.md", "secure_sum(grid, nodes"),
         "pyproject.toml": PROJECT.format(users=tmp_path / "users.jsonl"),
     }.items():
         (app / name).write_text(text, encoding="utf-8")
@@ -103,3 +115,10 @@ def test_the_strategies_on_the_page_run(tmp_path: Path, environment: dict[str, s
     assert result.returncode == 0 and "Exit Code" not in log, log
     assert "favourites: ['roses and soil, seeds, compost']" in log
     assert "popri 24 texts" in log and "ctcl 24 texts" in log
+    total = re.search(r"the sum is \[(\d+), (\d+), (\d+)\]", log)
+    assert total, log
+    twice, none, once = map(int, total.groups())
+    assert (none, twice) == (0, 2 * once)  # of the nodes that were there when the server looked
+    assert 3 <= once <= 4
+    kept = tmp_path / ".cache/privsyn-flower-node/secagg"
+    assert len(list(kept.glob("*/identity.key"))) == once

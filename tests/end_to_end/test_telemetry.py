@@ -12,6 +12,7 @@ import pytest
 
 from privsyn_flower.app.cli.outcome import NOT_USABLE
 from privsyn_flower.common.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
+from tests.end_to_end.conftest import RAY
 from tests.end_to_end.sealed import Seen, impossible, sealed
 from tests.text.conftest import causal_folder
 
@@ -87,8 +88,8 @@ def environment() -> dict[str, str]:
         "HOME": HOME,
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
-        "RAY_worker_niceness": "0",
         "WANDB_MODE": "offline",
+        **RAY,
     }
 
 
