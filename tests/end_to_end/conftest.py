@@ -53,8 +53,8 @@ samples = 0
 """
 
 
-# One worker answers for all nodes: what a second one loads costs more than it answers, and none is
-# started before it is known what for. At nice 15, Ray's own choice, they starve beside anything else.
+# One worker answers for all nodes: a second one would load longer than it answers. None is started
+# before it is known what for, and at nice 15, Ray's own choice, it would starve.
 RAY = {
     "RAY_OVERRIDE_RESOURCES": '{"CPU": 1}',
     "RAY_prestart_worker_first_driver": "0",

@@ -1,5 +1,5 @@
-"""docs/secure-sum.md's example, then docs/extending.md's strategies and handlers, as printed, in one
-real `flwr run` without a network.
+"""docs/secure-sum.md's example, and docs/extending.md's strategies and handlers, under one real
+`flwr run`, as printed, no network.
 
 (examples/ are test_examples's and test_dropin's; blocks without an app run in tests/test_docs.py.)
 """
