@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -32,6 +32,7 @@ def by_hand(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     return float(min(1.0, tail + 2 * m * delta * worst))
 
 
+@settings(max_examples=40)
 @given(
     st.integers(1, 40), st.integers(0, 40), st.integers(0, 40), st.floats(0, 5), st.floats(0, 0.01)
 )
@@ -64,6 +65,7 @@ def test_the_bound_is_where_the_p_value_meets_the_level() -> None:
     assert epsilon_bound(Guesses(200, 0, 0), 0.0, 0.05) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
 def test_randomised_responses_bound_covers_its_epsilon(epsilon: float) -> None:
     """The mechanism of the worst case: it tells each coin, and with some chance the wrong one."""
@@ -79,6 +81,7 @@ def test_randomised_responses_bound_covers_its_epsilon(epsilon: float) -> None:
     assert np.median(best) >= 0.6 * epsilon
 
 
+@pytest.mark.slow
 def test_pairs_cover_a_run_that_draws_a_fixed_number() -> None:
     """Each person's epsilon is 1: of a pair, one was asked, so 2 tell them apart."""
     rng, above = np.random.default_rng(9), 0

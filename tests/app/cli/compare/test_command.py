@@ -132,6 +132,7 @@ def test_a_failure_stops_no_other_and_is_resumed(
     assert [line.split()[0] for line in calls()[9:]] == ["resume"] * 5
 
 
+@pytest.mark.slow
 def test_methods_that_need_a_gpu_or_were_not_asked_for_are_left_out_and_named(
     grid: Path,
     tmp_path: Path,
@@ -265,6 +266,7 @@ def test_a_kept_summary_outlives_a_local_models_folder(
     assert reasons() == {"the models are others"}
 
 
+@pytest.mark.slow
 def test_a_damaged_summary_is_named_and_stops_no_other(
     grid: Path, tmp_path: Path, stand_in: Sequence[str], calls: Calls
 ) -> None:
@@ -317,6 +319,7 @@ def test_tables_of_what_is_there_run_nothing(
     assert "## Not here" in (tmp_path / "out" / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_another_file_takes_the_place_of_the_methods(
     grid: Path, tmp_path: Path, stand_in: Sequence[str]
 ) -> None:
