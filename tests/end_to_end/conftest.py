@@ -131,7 +131,7 @@ def processes_mentioning(text: str) -> list[int]:
     return found
 
 
-def left_running(text: str, seconds: float = 90) -> list[str]:
+def left_running(text: str, seconds: float = 600) -> list[str]:
     """Command lines of the processes that still name `text` when the time is over; mostly none.
 
     Ray ends its processes one after the other, on a busy machine slowly.

@@ -18,7 +18,7 @@ from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[2]
 EMBEDDER = "minilm-int8"  # by ONNX Runtime
@@ -190,7 +190,7 @@ def seen(
         "--federation-config 'num-supernodes=3 client-resources-num-cpus=1'",
     ]
     world = tmp_path_factory.mktemp("world")
-    return sealed(world, [simulated, deployed], environment, timeout=900)
+    return sealed(world, [simulated, deployed], environment, timeout=3400)
 
 
 def test_every_kind_of_process_ends_well(seen: Seen) -> None:
