@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.conftest import flwr
-from tests.rigs import secure_sum as secure_sum_rig
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "private-drop-in"
@@ -55,8 +54,6 @@ def main(grid, context):
     with (Path.home() / "VERSION.jsonl").open("w") as file:
         inner(Recorder(grid, file), context)
 """
-
-environment = secure_sum_rig.environment  # a Flower of its own, ended with the test
 
 
 def run(version: str, folder: Path, environment: dict[str, str]) -> tuple[str, list[Any]]:

@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import flwr
-from tests.rigs import secure_sum as secure_sum_rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]
-environment = secure_sum_rig.environment  # a Flower of its own, ended with the test
 
 SERVER = """
 import dataclasses
