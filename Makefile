@@ -57,7 +57,8 @@ oldest-flower:  ## real runs with the oldest Flower that pyproject.toml allows, 
 e2e: install browser  ## the rest of the suite: what is slow, and real Flower runs
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "e2e or slow"
 
-check: lint fast
+check: install  ## both at once: mypy is one process
+	+$(MAKE) -j2 -O lint fast
 
 browser:  ## what the report page is tested in: installs Chromium where there is none, for root with apt
 	@command -v "$${PRIVSYN_BROWSER:-chromium}" || command -v chromium-browser || command -v google-chrome \

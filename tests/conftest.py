@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message, Metadata, RecordDict
 from hypothesis import HealthCheck, settings
+from typer.main import get_command
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.api import configured
@@ -98,6 +101,22 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_power_cuts() -> Iterator[None]:
+    """Nothing in this process waits for the disk: what a kill leaves is in the system's memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_command_line() -> Iterator[None]:
+    """Click's commands are made once, not for every call: that takes 50 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", functools.cache(get_command))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -52,8 +52,8 @@ class RayNode:
             "RAY_AUTH_TOKEN": token,
             "RAY_worker_niceness": "0",
         }
-        for name in ("RAY_ADDRESS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
-            self.environment.pop(name, None)
+        for name in ("ADDRESS", "ENABLE_WINDOWS_OR_OSX_CLUSTER", "OVERRIDE_RESOURCES"):
+            self.environment.pop(f"RAY_{name}", None)
         command = [*inside, sys.executable, "-c", START, "start", *where, "--block"]
         command += ["--node-ip-address", "127.0.0.1", "--num-cpus", str(cpus)]
         command += ["--temp-dir", str(self.folder), "--object-store-memory", "80000000"]
@@ -70,7 +70,7 @@ class RayNode:
                 start_new_session=True,
             )
 
-    def wait(self, seconds: float = 90.0) -> RayNode:
+    def wait(self, seconds: float = 900.0) -> RayNode:
         """Until it runs. Raises RuntimeError with its log."""
         deadline = time.monotonic() + seconds
         while STARTED not in (text := self.log.read_text()):

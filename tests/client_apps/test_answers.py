@@ -168,6 +168,7 @@ def test_the_owners_policy_holds(
     assert "policy" in caplog.text
 
 
+@pytest.mark.slow
 def test_users_beyond_their_lifetime_epsilon_contribute_nothing(
     tmp_path: Path, loopback: Any
 ) -> None:

@@ -123,6 +123,7 @@ def test_no_user_changes_another_and_none_counts_for_more_than_the_sensitivity(
         assert alone.any() == (name not in ("empty", "blank"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("even")
 def test_ten_thousand_examples_move_the_mean_by_no_more_than_the_clip_allows(
     tmp_path: Path, base: Path

@@ -92,6 +92,7 @@ def test_the_table_is_that_of_the_configurations() -> None:
         assert float(ours) == pytest.approx(noise(name).main.multiplier, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_baselines_are_configurations() -> None:
     grid = load_grid(ROOT / "configs" / "grids" / "ctcl.toml", [PAPERS / "ctcl-pubmed-eps4.toml"])
     (axis,) = grid.axes.values()

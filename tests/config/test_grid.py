@@ -160,6 +160,7 @@ def test_every_point_of_a_shipped_grid_can_be_run(
         assert (cell.config.evaluation.on == "development") is tuned
 
 
+@pytest.mark.slow
 def test_the_curator_of_the_chats_is_trusted_and_nobody_s_rival(tmp_path: Path) -> None:
     path = CONFIGS / "compare-chats.toml"
     cells = cells_of(load_grid(path), path, tmp_path)

@@ -20,6 +20,7 @@ import pytest
 from privsyn_flower.app.local.processes import free_port
 from privsyn_flower.app.local.simulation import write_connection
 
+ROOT = Path(__file__).parents[2]
 NATURE = "river stone cloud forest mountain valley meadow lake rain storm wind leaf".split()
 MATHS = "matrix vector tensor kernel lemma theorem proof axiom graph vertex edge ring".split()
 
@@ -53,11 +54,21 @@ samples = 0
 """
 
 
+# One worker answers for all nodes: a second one would load longer than it answers. None is started
+# before it is known what for, and at nice 15, Ray's own choice, it would starve.
+RAY = {
+    "RAY_OVERRIDE_RESOURCES": '{"CPU": 1}',
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",
+}
+
+
 @pytest.fixture(scope="session", autouse=True)
-def workers_at_normal_priority() -> Iterator[None]:
-    """Ray's workers run at nice 15 otherwise, and starve beside anything else on the machine."""
+def small_ray() -> Iterator[None]:
+    """Every starter hands its environment down."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_worker_niceness", "0")  # every starter hands its environment down
+        for name, value in RAY.items():
+            patch.setenv(name, value)
         yield
 
 
@@ -121,7 +132,7 @@ def processes_mentioning(text: str) -> list[int]:
     return found
 
 
-def left_running(text: str, seconds: float = 90) -> list[str]:
+def left_running(text: str, seconds: float = 600) -> list[str]:
     """Command lines of the processes that still name `text` when the time is over; mostly none.
 
     Ray ends its processes one after the other, on a busy machine slowly.
@@ -137,23 +148,25 @@ def left_running(text: str, seconds: float = 90) -> list[str]:
     return lines
 
 
-def flwr(
-    command: str | Sequence[str | Path], environment: Mapping[str, str], cwd: Path
-) -> subprocess.CompletedProcess[str]:
-    """A plain `flwr` command, beside a SuperLink that answers already.
+RUNNING = "PRIVSYN_TEST_SUPERLINK"  # variable: one answers already at the environment's port
+
+
+@contextlib.contextmanager
+def superlink(environment: Mapping[str, str], log: Path) -> Iterator[None]:
+    """A SuperLink for plain `flwr` commands, once it answers, until the block ends.
 
     The one that `flwr run` would start itself is given up after 15 seconds, which a busy machine
     exceeds. Here nothing but pytest's own limit counts.
     """
-    port, log = int(environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]), cwd / "superlink.log"
+    port = int(environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"])
     write_connection(Path(environment["FLWR_HOME"]), port, insecure=True)
     program = shutil.which("flower-superlink", path=environment["PATH"])
     assert program is not None
-    superlink = [program, "--insecure", "--simulation", "--isolation", "subprocess"]
-    superlink += ["--host", "127.0.0.1", "--port", str(port)]
+    command = [program, "--insecure", "--simulation", "--isolation", "subprocess"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            superlink, env=environment, cwd=cwd, stdout=output, stderr=subprocess.STDOUT
+            command, env=environment, cwd=log.parent, stdout=output, stderr=subprocess.STDOUT
         )
     try:
         while True:
@@ -162,20 +175,30 @@ def flwr(
                 break
             assert process.poll() is None, log.read_text()
             time.sleep(0.5)
-        return subprocess.run(
-            command if isinstance(command, str) else [*map(str, command)],
-            shell=isinstance(command, str), env=environment, cwd=cwd,
-            capture_output=True, text=True,
-        )  # fmt: skip
+        yield
     finally:
         process.terminate()
         process.wait()
 
 
-@pytest.fixture
-def flower_environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """For plain `flwr`: a home and a port of its own; what it leaves running is ended."""
-    home = tmp_path / "flower-home"
+def flwr(
+    command: str | Sequence[str | Path], environment: Mapping[str, str], cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    """A plain `flwr` command, beside a SuperLink that answers already."""
+    with contextlib.ExitStack() as stack:
+        if RUNNING not in environment:
+            stack.enter_context(superlink(environment, cwd / "superlink.log"))
+        return subprocess.run(
+            command if isinstance(command, str) else [*map(str, command)],
+            shell=isinstance(command, str), env=environment, cwd=cwd,
+            capture_output=True, text=True,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def own_flower(folder: Path) -> Iterator[dict[str, str]]:
+    """For plain `flwr`: a home in `folder`, and a port; what it leaves running is ended."""
+    home = folder / "flower-home"
     home.mkdir()
     binaries = Path(sys.executable).parent
     yield {
@@ -192,3 +215,31 @@ def flower_environment(tmp_path: Path) -> Iterator[dict[str, str]]:
             except ProcessLookupError:
                 continue
         time.sleep(0.5)
+
+
+@pytest.fixture
+def flower_environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A Flower of the test's own."""
+    with own_flower(tmp_path) as environment:
+        yield environment
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A Flower without a network, whose SuperLink serves all tests of a module; HOME is a link."""
+    folder = tmp_path_factory.mktemp("offline")
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    own = {"HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+    with own_flower(folder) as environment:
+        environment |= {**proxies, **own, "no_proxy": "127.0.0.1,localhost"}
+        with superlink(environment, folder / "superlink.log"):
+            yield environment | {RUNNING: "1"}
+
+
+@pytest.fixture
+def environment(tmp_path: Path, offline: dict[str, str]) -> dict[str, str]:
+    """The module's Flower; its runs have the test's folder for a home, where keys are kept."""
+    home = Path(offline["HOME"])
+    home.unlink(missing_ok=True)
+    home.symlink_to(tmp_path)
+    return {**offline, "HOME": str(tmp_path)}

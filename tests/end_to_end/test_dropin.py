@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.conftest import flwr
-from tests.rigs import secure_sum as secure_sum_rig
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "private-drop-in"
@@ -56,8 +55,6 @@ def main(grid, context):
         inner(Recorder(grid, file), context)
 """
 
-environment = secure_sum_rig.environment  # a Flower of its own, ended with the test
-
 
 def run(version: str, folder: Path, environment: dict[str, str]) -> tuple[str, list[Any]]:
     """The log of a version of the example, and the records of every reply its server got."""
@@ -69,7 +66,6 @@ def run(version: str, folder: Path, environment: dict[str, str]) -> tuple[str, l
     project.write_text(text)
     command = ["flwr", "run", str(app), "--stream"]
     command += ["--federation-config", f"num-supernodes={CLINICS} client-resources-num-cpus=1"]
-    environment = {**environment, "RAY_worker_niceness": "0"}
     result = flwr(command, environment, folder)
     log = result.stdout + result.stderr
     assert result.returncode == 0, log

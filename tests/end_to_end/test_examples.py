@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app as command_line
 from tests.end_to_end.conftest import flwr, left_running
-from tests.rigs import secure_sum as secure_sum_rig
 from tests.rigs.docs import FENCE, text_of
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +28,6 @@ EXAMPLES = ROOT / "examples"
 APPS = sorted(path.parent for path in EXAMPLES.rglob("pyproject.toml"))
 NAMES = sorted(path.name for path in EXAMPLES.iterdir() if (path / "README.md").exists())
 EPSILON = re.compile(r"Epsilon = ([\d.]+) at delta = (\S+) for each user")
-
-environment = secure_sum_rig.environment  # a Flower of its own, ended with the test
 
 
 def commands(name: str) -> list[str]:

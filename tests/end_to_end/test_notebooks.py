@@ -45,7 +45,7 @@ def executed(name: str, home: Path) -> str:
     sockets = str(home / "t" / "k")  # no port is opened
     kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=sockets)
     place = {"metadata": {"path": str(home)}}
-    client = NotebookClient(notebook, km=kernel, timeout=300, resources=place)
+    client = NotebookClient(notebook, km=kernel, timeout=1500, resources=place)
     client.owns_km = True  # it starts the kernel, and ends it
     client.execute()
     outputs: list[Any] = [one for cell in notebook.cells for one in cell.get("outputs", [])]

@@ -1,7 +1,7 @@
-"""The strategies and handlers of docs/extending.md under a real `flwr run`, as printed, no network.
+"""docs/secure-sum.md's example, and docs/extending.md's strategies and handlers, under one real
+`flwr run`, as printed, no network.
 
-(examples/ are test_examples's and test_dropin's, the secure sum is test_secure_sum's; blocks
-without an app run in tests/test_docs.py.)
+(examples/ are test_examples's and test_dropin's; blocks without an app run in tests/test_docs.py.)
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import flwr
-from tests.rigs import secure_sum as secure_sum_rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]
-environment = secure_sum_rig.environment  # a Flower of its own, ended with the test
 
 SERVER = """
 import dataclasses
@@ -26,6 +24,7 @@ from pathlib import Path
 from flwr.serverapp import ServerApp
 
 from methods import ctcl, popri
+from secure_server import app as secure_sum
 from privsyn_flower import load_embedder
 from texts import PUBLIC
 from topics import Topics
@@ -40,6 +39,7 @@ class Favourites(Topics):
 
 @app.main()
 def main(grid, context):
+    secure_sum(grid, context)
     topics = ["roses and soil, seeds, compost", "meeting, deadline, budget, report"]
     asked = {"folder": Path.home() / "fav", "users": 40, "nodes": 4, "epsilon": 8.0, "delta": 1e-5}
     strategy = Favourites(topics, embedder=load_embedder("ngram-256"))
@@ -49,6 +49,13 @@ def main(grid, context):
         asked["folder"] = Path.home() / method.__name__
         result = method(PUBLIC).start(grid, **asked, samples=24)
         print(method.__name__, len(result.texts), "texts")
+"""
+CLIENT = """
+import favourites
+from secure_client import ages
+
+app = favourites.app
+app.query("ages")(ages)
 """
 PROJECT = """
 [project]
@@ -62,7 +69,7 @@ publisher = "me"
 
 [tool.flwr.app.components]
 serverapp = "server_app:app"
-clientapp = "favourites:app"
+clientapp = "client_app:app"
 
 [tool.flwr.app.config]
 method = "ctcl"
@@ -84,7 +91,7 @@ def block(page: str, word: str) -> str:
     return str(found)
 
 
-def test_the_strategies_on_the_page_run(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_what_the_pages_show_runs(tmp_path: Path, environment: dict[str, str]) -> None:
     app = tmp_path / "app"
     app.mkdir()
     shutil.copy(ROOT / "examples" / "new-method" / "topics.py", app)
@@ -92,7 +99,10 @@ def test_the_strategies_on_the_page_run(tmp_path: Path, environment: dict[str, s
     for name, text in {
         "methods.py": block("docs/extending.md", "def popri("),
         "favourites.py": block("docs/extending.md", "FAVOURITES = "),
+        "client_app.py": CLIENT,
         "server_app.py": SERVER,
+        "secure_client.py": block("docs/secure-sum.md", '@app.query("ages")'),
+        "secure_server.py": block("docs/secure-sum.md", "secure_sum(grid, nodes"),
         "pyproject.toml": PROJECT.format(users=tmp_path / "users.jsonl"),
     }.items():
         (app / name).write_text(text, encoding="utf-8")
@@ -103,3 +113,10 @@ def test_the_strategies_on_the_page_run(tmp_path: Path, environment: dict[str, s
     assert result.returncode == 0 and "Exit Code" not in log, log
     assert "favourites: ['roses and soil, seeds, compost']" in log
     assert "popri 24 texts" in log and "ctcl 24 texts" in log
+    total = re.search(r"the sum is \[(\d+), (\d+), (\d+)\]", log)
+    assert total, log
+    twice, none, once = map(int, total.groups())
+    assert (none, twice) == (0, 2 * once)  # of the nodes that were there when the server looked
+    assert 3 <= once <= 4
+    kept = tmp_path / ".cache/privsyn-flower-node/secagg"
+    assert len(list(kept.glob("*/identity.key"))) == once

@@ -13,12 +13,13 @@ import pytest
 from privsyn_flower import NO_TELEMETRY
 from privsyn_flower.app.cli.outcome import NOT_USABLE
 from privsyn_flower.app.local.simulation import NO_CLOUD_METADATA
+from tests.end_to_end.conftest import RAY
 from tests.end_to_end.sealed import Seen, impossible, sealed
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[2]
 EMBEDDER = "minilm-int8"  # by ONNX Runtime
@@ -88,8 +89,8 @@ def environment() -> dict[str, str]:
         "HOME": HOME,
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
-        "RAY_worker_niceness": "0",
         "WANDB_MODE": "offline",
+        **RAY,
     }
 
 
@@ -190,7 +191,7 @@ def seen(
         "--federation-config 'num-supernodes=3 client-resources-num-cpus=1'",
     ]
     world = tmp_path_factory.mktemp("world")
-    return sealed(world, [simulated, deployed], environment, timeout=900)
+    return sealed(world, [simulated, deployed], environment, timeout=3400)
 
 
 def test_every_kind_of_process_ends_well(seen: Seen) -> None:

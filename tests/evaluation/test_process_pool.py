@@ -194,7 +194,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) -> list[s
         act(name)
         command = [sys.executable, "-c", "import os; os.read(0, 1)"]
         if name.startswith("long"):
-            assert subprocess.run(command, stdin=line.end, timeout=60).returncode == 0
+            assert subprocess.run(command, stdin=line.end, timeout=600).returncode == 0
             seen.append(f"{name} cut")
             raise RuntimeError(f"{stage}: ended")
         return [[len(name)]]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import os
 import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -143,7 +142,6 @@ def conversations(
     causal_folder: Path, rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Case], Conversation]]:
     """A case's valid run -> what one node was asked, and the twins."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of nodes' files
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from flwr.app import ArrayRecord
 
 from privsyn_flower import runs
 from privsyn_flower.config import AveragingConfig
-from privsyn_flower.privacy.accounting import composition as accounting
-from privsyn_flower.privacy.ledger import filters
 from privsyn_flower.privacy.ledger import ledger as ledgers
 from privsyn_flower.strategies import DPFedAvg, TrainingResult
 from privsyn_flower.strategies.engine.aggregation import PlainSum
@@ -83,14 +80,6 @@ def killed_everywhere(
         writes.fatal = -1
         resumed.append(once(folder))
     return whole, resumed
-
-
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dozens of runs in seconds: epsilon is computed once, and kills here lose no page."""
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    exact = functools.cache(accounting.gaussian_epsilon)
-    for module in (accounting, filters):
-        monkeypatch.setattr(module, "gaussian_epsilon", exact)
 
 
 def bits(result: TrainingResult) -> dict[str, bytes]:

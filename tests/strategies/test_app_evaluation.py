@@ -35,7 +35,7 @@ from privsyn_flower.strategies.engine.run_ledger import open_ledger
 from tests.client_apps.rig import bare
 from tests.conftest import node_context
 from tests.rigs.app_evaluation import DELTA, Measured, accuracy, nodes_of, train
-from tests.rigs.dp_fedavg import Writes, bits, killed_everywhere, quick
+from tests.rigs.dp_fedavg import Writes, bits, killed_everywhere
 from tests.strategies.training_rig import WEIGHTS, Trainer, ftrl
 
 
@@ -234,7 +234,6 @@ def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_killed_at_any_write_it_measures_once_and_the_same(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, one_key: None, name: str
 ) -> None:
-    quick(monkeypatch)
     writes = Writes(monkeypatch)
     answers: dict[Path, list[str]] = {}
 

@@ -23,7 +23,7 @@ from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.strategies.engine.rounds import NoRelease
 from tests.app.report.records import deployment_of
-from tests.rigs.dp_fedavg import DELTA, WIDE, Writes, bits, killed_everywhere, numbers, quick, train
+from tests.rigs.dp_fedavg import DELTA, WIDE, Writes, bits, killed_everywhere, numbers, train
 from tests.strategies.training_rig import WEIGHTS, Arrays, Trainer, record, trainers
 
 POISSON = Sampler("poisson", 0.25)
@@ -416,7 +416,6 @@ def test_an_aggregators_noise_is_there(tmp_path: Path, loopback: Any) -> None:
 def test_killed_at_any_write_it_ends_with_the_same_bits(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick(monkeypatch)
     writes = Writes(monkeypatch)
     asked: list[int] = []
 

@@ -29,7 +29,7 @@ from privsyn_flower.strategies import DPFTRL, TrainingResult
 from privsyn_flower.strategies.averaging.server_optimizers import FedAvg
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from tests.conftest import node_context
-from tests.rigs.dp_fedavg import Kill, Writes, bits, killed_everywhere, numbers, quick
+from tests.rigs.dp_fedavg import Kill, Writes, bits, killed_everywhere, numbers
 from tests.strategies.training_rig import WEIGHTS, Trainer, ftrl, record, trainers
 
 DELTA = 1e-6
@@ -201,7 +201,6 @@ def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_killed_at_any_write_it_ends_with_the_same_bits(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, one_key: None
 ) -> None:
-    quick(monkeypatch)
     writes = Writes(monkeypatch)
 
     def once(folder: Path) -> TrainingResult:
@@ -238,7 +237,6 @@ def test_a_begun_run_keeps_what_it_promised(
         own = {"mechanism": "banded", "bands": 2, "min_separation": 2, "max_participations": 3}
         return ftrl(**{**own, **other})
 
-    quick(monkeypatch)
     writes = Writes(monkeypatch)
     writes.fatal = 40
     with pytest.raises(Kill):

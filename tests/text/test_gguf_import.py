@@ -102,9 +102,9 @@ def test_of_two_processes_one_makes_it(file: Path, tmp_path: Path) -> None:
     for process in both:
         process.start()
     for process in both:
-        process.join(300)
+        process.join(1500)
     assert [process.exitcode for process in both] == [0, 0]
-    assert made.get(timeout=10) and made.empty()
+    assert made.get(timeout=600) and made.empty()
     assert len([path for path in (tmp_path / "models").iterdir() if path.is_dir()]) == 1
 
 
@@ -129,7 +129,7 @@ def test_a_kill_at_any_step_leaves_nothing_that_is_read(
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=_killed, args=(file, tmp_path, at))
     process.start()
-    process.join(300)
+    process.join(1500)
     assert process.exitcode == -(signal.SIGXFSZ if at == 2.5 else signal.SIGKILL)
     (left,) = [path for path in (tmp_path / "models").iterdir() if path.is_dir()]
     assert left.name.startswith(".own-")

@@ -103,7 +103,7 @@ launched.fit_launched(setting, trainer(work).tuning, [], start=None, work=work, 
 def test_the_processes_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
     run = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while len(processes_mentioning(str(tmp_path))) != 3 and time.monotonic() < deadline:
             assert run.poll() is None
             time.sleep(0.05)
@@ -111,4 +111,4 @@ def test_the_processes_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
     finally:
         run.kill()
         run.wait()
-    assert left_running(str(tmp_path), 20) == []
+    assert left_running(str(tmp_path)) == []

@@ -34,7 +34,7 @@ def test_a_model_is_loaded_without_scikit_learn(causal_folder: Path) -> None:
     """In a process that has it installed, and finds it afterwards."""
     found = subprocess.run(
         [sys.executable, "-c", LOADED, str(causal_folder)],
-        capture_output=True, text=True, check=True, timeout=300,
+        capture_output=True, text=True, check=True, timeout=1500,
     )  # fmt: skip
     heavy, shapes, length, available = json.loads(found.stdout.splitlines()[-1])
     assert heavy == [] and shapes > 10 and length <= 4 and available

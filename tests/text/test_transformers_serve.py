@@ -67,10 +67,10 @@ def address(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         )  # fmt: skip
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 1500
         while True:
             try:
-                opener.open(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                opener.open(f"http://127.0.0.1:{port}/health", timeout=60).close()
                 break
             except OSError:
                 assert server.poll() is None and time.monotonic() < deadline, log.read_text()

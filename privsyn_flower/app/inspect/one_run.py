@@ -56,6 +56,8 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     number, correct = guesses.number, guesses.correct
     rate = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(correct - 1, number, rate))
+    if not delta:
+        return tail
     below = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), number, rate))  # i = 1 .. v
     worst = float((below / np.arange(1, correct + 1)).max(initial=0.0))
     return min(1.0, tail + 2 * guesses.memberships * delta * worst)

@@ -62,12 +62,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
         return math.inf
     if math.isinf(noise_multiplier):
         return 0.0
-    import numpy as np
-
-    exact = accountants("dp_accounting.gaussian_mechanism").get_epsilon_gaussian
     sigma = min(noise_multiplier, LARGEST_MULTIPLIER)
-    with np.errstate(divide="ignore"):
-        value = float(exact(sigma, delta))
+    value = _exact_epsilon(sigma, delta)
     # zCDP conversion (Bun and Steinke 2016, Proposition 1.3): never below the exact value.
     ceiling = 0.5 / sigma**2 + math.sqrt(2 * math.log(1 / delta)) / sigma
     if not 0 <= value <= ceiling * (1 + 1e-9) + 1e-12:
@@ -76,6 +72,15 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
             f"is outside [0, {ceiling}]: numerical failure"
         )
     return value + 1e-12 * max(1.0, value) if value > 0 else 0.0
+
+
+@functools.lru_cache(maxsize=4096)  # a run's statement, ledger and summary ask for the same
+def _exact_epsilon(sigma: float, delta: float) -> float:
+    import numpy as np
+
+    exact = accountants("dp_accounting.gaussian_mechanism").get_epsilon_gaussian
+    with np.errstate(divide="ignore"):
+        return float(exact(sigma, delta))
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:

@@ -137,12 +137,12 @@ watch.serve(Path(sys.argv[1]), page, 0, lambda line: print(line, flush=True), id
 
 
 def look(address: str) -> Any:
-    with urllib.request.urlopen(address, timeout=20) as answer:
+    with urllib.request.urlopen(address, timeout=600) as answer:
         return json.loads(answer.read())
 
 
 def until(address: str, wanted: Any) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while (found := look(address)) != wanted:
         assert time.monotonic() < deadline, found
         time.sleep(0.3)

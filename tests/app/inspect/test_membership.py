@@ -80,6 +80,7 @@ def test_texts_that_several_people_have_are_left_out() -> None:
     assert any("1 texts of several people are left out" in line for line in described(found))
 
 
+@pytest.mark.slow
 def test_copied_text_is_told_by_each_attack_of_texts_and_contradicts_a_claim() -> None:
     rng = np.random.default_rng(9)
     private, held_out = people("p", 60, rng), people("h", 60, rng)
@@ -104,6 +105,7 @@ def test_copied_text_is_told_by_each_attack_of_texts_and_contradicts_a_claim() -
     assert contradiction(measure(copied)) == ""  # nothing is claimed
 
 
+@pytest.mark.slow
 def test_honest_text_tells_nothing() -> None:
     rng, rings = np.random.default_rng(10), 0
     for _ in range(10):
@@ -115,6 +117,7 @@ def test_honest_text_tells_nothing() -> None:
     assert rings <= 2  # each at 5 % at most: more once in 80
 
 
+@pytest.mark.slow
 def test_a_text_of_two_people_does_not_tell_the_larger_side() -> None:
     """Each text is two people's: where both are on one side it would be left there alone."""
     rng, rings = np.random.default_rng(13), 0

@@ -62,6 +62,7 @@ def people_of(seed: int, users: int = 10) -> tuple[Any, Any]:
     return people("p", users, rng, texts=2), people("h", users, rng, texts=2)
 
 
+@pytest.mark.slow
 def test_an_auxiliary_model_knows_the_texts_that_the_synthetic_text_repeats(given: Given) -> None:
     private, held_out = people_of(0)
     copied = [text for own in private.values() for text in own] * 8
@@ -70,6 +71,7 @@ def test_an_auxiliary_model_knows_the_texts_that_the_synthetic_text_repeats(give
     assert score({"none": [""]}).tolist() == [0.0]
 
 
+@pytest.mark.slow
 def test_other_text_tells_an_auxiliary_model_nothing(given: Given) -> None:
     private, held_out = people_of(11, 40)
     rng = np.random.default_rng(111)
@@ -78,6 +80,7 @@ def test_other_text_tells_an_auxiliary_model_nothing(given: Given) -> None:
     assert own[1] < 0.5 < own[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dp-fedavg", "ctcl"])
 def test_a_trained_model_knows_who_taught_it(
     given: Given, causal_folder: Path, method: str

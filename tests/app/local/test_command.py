@@ -71,7 +71,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = 600.0) -> bool:
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -664,6 +664,7 @@ def test_the_small_run_on_your_own_text_starts_as_the_page_has_it(run: Run, plac
     assert f"has {needed - 1} texts" in error
 
 
+@pytest.mark.slow
 def test_the_front_page_says_how_much_public_text_its_run_needs(run: Run, place: Path) -> None:
     code = next(code for name, code in blocks("toml") if name.startswith("README"))
     (place / "run.toml").write_text(code)

@@ -188,6 +188,7 @@ for answer in ask.ask(Request(f"text {i}", 8, note=i) for i in range(10**9)):
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_asks_nothing_twice_that_it_gave_out(
     canned: Start, tmp_path: Path
 ) -> None:

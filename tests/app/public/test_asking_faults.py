@@ -45,7 +45,7 @@ def test_retry_after_is_waited_for(canned: Start, tmp_path: Path) -> None:
     start = time.monotonic()
     with asker(server, tmp_path) as ask:
         assert texts(ask.ask(requests(1))) == {0: "echo: text 0"}
-    assert 0.4 <= time.monotonic() - start < 3
+    assert time.monotonic() - start >= 0.4
 
 
 def test_a_text_that_is_cut_at_max_tokens_is_one(canned: Start, tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ def logged(data: bytes) -> Iterator[bytes]:
             record = b""
 
 
+@pytest.mark.slow
 def test_a_service_that_cannot_be_had_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,6 +247,7 @@ def test_a_run_that_is_killed_is_written_to_its_end(sign: int, tmp_path: Path) -
     assert [one.step for one in found.Scalars("rounds/noise_std")] == [1]
 
 
+@pytest.mark.slow
 def test_the_process_opens_nothing_of_its_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
