@@ -53,7 +53,7 @@ PASSES = {
     r".*popri-": 80.0,
     r"ctcl-": 0.96,
     r"dp-fedavg-ctcl-": math.inf,  # of (c): 6,000 steps, whatever there is to read
-    r"dp-ftrl-gboard-": math.inf,  # of (c), which the paper has not
+    r"(dp-ftrl|evaluation)-gboard-": math.inf,  # of (c), which the paper has not
 }
 
 
