@@ -185,7 +185,7 @@ class LoadedLM:
 
     def _classed(self, texts: Sequence[str], classes: Sequence[int], length: int) -> Rows:
         """Rows of one user's texts, each with the number of its class at the end."""
-        rows: Rows = []
+        rows: list[tuple[Sequence[int], int]] = []
         for text, number in zip(texts[: MOST_TOKENS // length], classes, strict=False):
             own = self._scorer.encode([text], max_tokens=length, length=length)
             rows += [([*ids, number], len(ids)) for ids in own]
