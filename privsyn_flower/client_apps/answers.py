@@ -11,18 +11,22 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.client_apps.node.device import Node, UserTexts, check_peers, check_survivors
+from privsyn_flower.client_apps.node.device import (
+    Node,
+    UserTexts,
+    check_peers,
+    check_survivors,
+    note_answer_of,
+    note_refusal_of,
+)
 from privsyn_flower.client_apps.node.failures import What, timed
-from privsyn_flower.client_apps.node.lifetime import cost
-from privsyn_flower.client_apps.node.node_log import note_answer, note_refusal_of
+from privsyn_flower.client_apps.node.lifetime import NOTHING, cost
 from privsyn_flower.client_apps.node.policy import check_query, check_work
-from privsyn_flower.client_apps.node.records import NOTHING
 from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.schedule import Schedule, places, public_ids
 from privsyn_flower.common.arrays import I64, Bools
@@ -58,8 +62,7 @@ if TYPE_CHECKING:
     from privsyn_flower.client_apps.node.rows import Row, Terms
 
 logger = logging.getLogger("privsyn_flower")
-# Of set-up and protocol only, never user data, so logs may explain them. Of other errors the type
-# alone is worth the risk, though users' data was dealt with before.
+# Of set-up and protocol only, never user data: logs explain these, and of others tell the type.
 EXPLAINED = (WireError, SecaggError, RecordsError, IdentityError, WrapAround)
 
 
@@ -206,7 +209,7 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
     """
     taken = node.facts.weight
     try:
-        with timed(_timings_folder(node), ticket, node.facts.weight):
+        with timed(node.timings, ticket, node.facts.weight):
             users = _users_or_none(node)
             participants, row = _participants(users, query, ticket, noise, node)
             taken = int(np.count_nonzero(participants.eligible)) if users else taken
@@ -218,11 +221,6 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
             return share + (row.vector(own, len(share), node) if row else own())
     finally:
         node.failures.write(node.cache, ticket, taken)
-
-
-def _timings_folder(node: Node) -> Path | None:
-    """Where a node's timings go; None where it could be anything else than a simulation's."""
-    return None if node.policy is not None or node.facts.deployed else node.cache
 
 
 def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> I64:
@@ -298,8 +296,7 @@ def _participants(
             *asking, noise.multiplier, distance, node.policy, schedule
         )
         spent = cost(noise.multiplier, distance)
-    if node.policy is not None:
-        note_answer(node, ticket, spent)
+    note_answer_of(node, ticket, spent)
     sampled = eligible & poisson_sample(len(users), noise.sampling_rate)
     return Participants(sampled if node.central else eligible, sampled, ticket.round), row
 
@@ -331,8 +328,7 @@ def _data_failures(  # type: ignore[no-untyped-def]
 def guarded(
     message: Message, handler: Callable[[], Message], context: Context | None = None
 ) -> Message:
-    """Run a handler so that only refusal codes leave the node, never an error text: that is for
-    the log of the device whose context this is."""
+    """Run a handler so that only codes leave the node; the text is for this device's own log."""
 
     def refused(code: Refusal | Code, error: Exception, key: str = "") -> Message:
         text = str(error) if isinstance(error, EXPLAINED) else type(error).__name__

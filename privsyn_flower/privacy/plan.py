@@ -38,16 +38,15 @@ ROUNDS, EVALUATIONS = "rounds", "evaluation"
 class Phase:
     """One kind of question, asked a number of times. All of it is public and fixed beforehand.
 
-    rounds: sums that are wanted. spare: attempts that may fail
-    after they were charged; an aggregator's failed ones cost nothing. sampler: draws who takes
-    part, and so supplies the privacy event. source: who adds the noise. correlation, participation:
-    of noise across rounds, and how often one user takes part (None: independent questions to all);
-    of an aggregator's noise a factorization, else the matrix whose rows the nodes answer. cycle:
-    rounds of a rota over nodes, 0 for none. evaluates: it measures models, and says nothing new.
+    rounds: sums that are wanted. spare: attempts that may fail after they were charged; an
+    aggregator's failed ones cost nothing. sampler: draws who takes part, and so supplies the
+    privacy event. source: who adds the noise. correlation, participation: of noise across rounds,
+    and how often a user takes part (None: independent questions to all); an aggregator's
+    factorization, or the matrix whose rows nodes answer. cycle: rounds of a rota over nodes, 0 for
+    none. evaluates: it measures models, and says nothing new.
 
     multiplier: noise std / bound of one user's vector, before it is correlated; 0: what `share` of
-    the run's mu^2 buys; without a share, what is left after the others, as much for each
-    participation in every phase of this sort.
+    the run's mu^2 buys, or without one an equal part of what is left for each participation.
     """
 
     name: str = ROUNDS

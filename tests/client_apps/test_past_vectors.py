@@ -23,6 +23,7 @@ from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.lifetime import cost
 from privsyn_flower.client_apps.node.past_vectors import load_vector, store_vector
 from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.rows import Terms
 from privsyn_flower.client_apps.node.schedule import Schedule
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
@@ -295,13 +296,15 @@ def test_who_may_not_pay_again_takes_the_earlier_rounds_along(device: Rig) -> No
     device.users = ["carl"]
     device.policy = POLICY.model_copy(update={"max_participations": 1})
     device.ask(2)
+    assert device.ask(2, 2).any()  # a repeat is no participation
+    device.policy = POLICY.model_copy(update={"lifetime_epsilon": 1e-3})
     before = [device.spent(user) for user in ("ann", "bob", "carl")]
-    assert not device.ask(2, 2).any()
+    assert not device.ask(2, 3).any()
     assert [device.spent(user) for user in ("ann", "bob", "carl")] == before
     assert not device.files and "left out for good" in device.log()
-    assert not device.ask(2, 3).any()
+    assert not device.ask(2, 4).any()
     assert device.log().count("left out for good") == 1
-    device.users = ["dora"]
+    device.users, device.policy = ["dora"], POLICY
     assert np.array_equal(device.ask(3), 64 * device.total(3)) and device.total(3).any()
     assert np.array_equal(device.ask(4), 32 * device.total(3) + 64 * device.total(4))
 
@@ -568,6 +571,9 @@ def test_restored_and_lost_records_know_none_of_the_vectors_that_came_after(
     rig.ask(2)
     rig.ask(3)
     shutil.copy(older, node / "node.sqlite")
+    with pytest.raises(RecordsError, match="older copy"):
+        rig.ask(3)
+    (node / "node-changes.json").unlink()  # as where the whole folder is put back
     rig.said.pop(3)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("privsyn_flower.client_apps.node.rows.store_vector", _killed)

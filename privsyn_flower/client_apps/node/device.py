@@ -19,7 +19,8 @@ from pathlib import Path
 from flwr.app import Context
 
 from privsyn_flower.client_apps.node.failures import Failures, What
-from privsyn_flower.client_apps.node.node_log import FORMATS, node_logger
+from privsyn_flower.client_apps.node.lifetime import Spent
+from privsyn_flower.client_apps.node.node_log import FORMATS, node_logger, note_answer, note_refusal
 from privsyn_flower.client_apps.node.policy import (
     Policy,
     check_cohort,
@@ -32,7 +33,7 @@ from privsyn_flower.common.files import node_home, whole_path
 from privsyn_flower.common.terminal import plain_log
 from privsyn_flower.config import ConfigError
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Query
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.secagg import Cohort
 
@@ -86,6 +87,11 @@ class Node:
     def records(self) -> NodeRecords:
         """What the node must not forget between messages."""
         return NodeRecords(self.cache / RECORDS_FILE)
+
+    @property
+    def timings(self) -> Path | None:
+        """Where its timings go; None where it could be anything else than a simulation's."""
+        return None if self.policy is not None or self.facts.deployed else self.cache
 
     def log(self) -> logging.Logger:
         """The node's local log; open it before the users' text, whose readers write to it, too."""
@@ -227,6 +233,18 @@ def device_log(context: Context) -> tuple[Path, str] | None:
     with contextlib.suppress(WireError):
         folder = own_path(config, "cache") or folder
     return folder, "json" if config.get("log-format") == "json" else "text"
+
+
+def note_answer_of(node: Node, ticket: Ticket, spent: Spent) -> None:
+    """`note_answer` of a device; a simulation notes nothing."""
+    if node.policy is not None:
+        note_answer(node.cache, ticket, spent, node.log_format)
+
+
+def note_refusal_of(context: Context | None, code: str, text: str) -> None:
+    """`note_refusal` of the device whose context this is; None, and a simulation, note nothing."""
+    if context is not None and (device := device_log(context)):
+        note_refusal(device[0], code, text, device[1])
 
 
 def _deployed(context: Context) -> Node:

@@ -24,6 +24,9 @@ class Spent(NamedTuple):
     distance: float
 
 
+NOTHING = Spent(0.0, 0.0)
+
+
 class Limit(NamedTuple):
     """The most that one user may spend in a node's life."""
 

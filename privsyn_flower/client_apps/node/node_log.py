@@ -16,16 +16,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from privsyn_flower.common.files import PRIVATE_FILE, locked, private_folder, replace_private
 from privsyn_flower.common.terminal import escaped
 from privsyn_flower.protocol.question import Ticket
-
-if TYPE_CHECKING:
-    from flwr.app import Context
-
-    from privsyn_flower.client_apps.node.device import Node
 
 LOG_FILE = "node.log"
 MOST_BYTES = 1 << 20  # then it becomes node.log.1, and the one before that goes
@@ -93,9 +88,11 @@ class _JsonLines(logging.Formatter):
         return json.dumps(row, ensure_ascii=False)
 
 
-def note_answer(node: Node, ticket: Ticket, cost: tuple[float, float]) -> None:
-    """That a device answers a question of this cost (`records.cost`); before the answer leaves.
-    Raises nothing: a full disk is no answer."""
+def note_answer(
+    folder: Path, ticket: Ticket, cost: tuple[float, float], form: str = "text"
+) -> None:
+    """That a device answers a question of this cost (`lifetime.cost`); before the answer leaves.
+    Raises nothing: a full disk is no answer. form: of its log."""
 
     def counted(counts: dict[str, Any]) -> None:
         counts["answers"] += 1
@@ -104,19 +101,11 @@ def note_answer(node: Node, ticket: Ticket, cost: tuple[float, float]) -> None:
         counts["last_cost"], counts["last_answer"] = list(cost), round(time.time())
 
     with contextlib.suppress(Exception):
-        node.log().info(
+        node_logger(folder, form).info(
             "answered: %s of run %r, round %d, attempt %d",
             *(ticket.query, ticket.run, ticket.round, ticket.attempt),
         )
-        _change(node.cache, counted)
-
-
-def note_refusal_of(context: Context | None, code: str, text: str) -> None:
-    """`note_refusal` of the device whose context this is; None, and a simulation, note nothing."""
-    from privsyn_flower.client_apps.node.device import device_log  # which loads this file
-
-    if context is not None and (device := device_log(context)):
-        note_refusal(device[0], code, text, device[1])
+        _change(folder, counted)
 
 
 def note_refusal(folder: Path, code: str, text: str, form: str = "text") -> None:

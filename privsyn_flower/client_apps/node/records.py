@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost, spent_epsilon
+from privsyn_flower.client_apps.node.lifetime import NOTHING, Limit, Spent, cost, spent_epsilon
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records_file import RecordsFile
 from privsyn_flower.client_apps.node.schedule import LARGEST_NUMBER, Schedule, admitted, attend
@@ -31,7 +31,6 @@ from privsyn_flower.protocol.wire import Refusal, WireError
 RECORDS_FILE = "node.sqlite"
 LONGEST_NAME = 256  # of a run, query or peer: the server chooses them, the node keeps them
 NO_SCHEDULE = Schedule()
-NOTHING = Spent(0.0, 0.0)
 
 
 class Peer(NamedTuple):

@@ -41,6 +41,7 @@ from privsyn_flower.text.preference.tuning import (
     Pair,
     Row,
     Setting,
+    Silent,
     Tuning,
     encode_pairs,
     epoch_folder,
@@ -117,16 +118,6 @@ def _trainer(
 
         return grpo(rows, pairs, tuning, arguments, common)
     return (_dpo if tuning.method == "dpo" else _sft)(rows, tuning, arguments, common)
-
-
-class Silent:
-    """What TRL's trainers would do beside training: report their use, write model cards."""
-
-    def _send_telemetry(self) -> None:
-        """No network."""
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """No README in checkpoints."""
 
 
 class _DPO(Silent, DPOTrainer):  # type: ignore[misc]

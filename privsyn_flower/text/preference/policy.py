@@ -17,8 +17,7 @@ from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from privsyn_flower.text.models.libraries import one_device
-from privsyn_flower.text.preference.fit import Silent
-from privsyn_flower.text.preference.tuning import Pair, Row, Tuning
+from privsyn_flower.text.preference.tuning import Pair, Row, Silent, Tuning
 
 
 class _GRPO(Silent, GRPOTrainer):  # type: ignore[misc]

@@ -207,3 +207,13 @@ def _end_of_text(tokenizer: Any) -> int:
             "ending = None: models.generator's tokenizer has no end-of-text token; give a text"
         )
     return int(tokenizer.eos_token_id)
+
+
+class Silent:
+    """What TRL's trainers would do beside training: report their use, write model cards."""
+
+    def _send_telemetry(self) -> None:
+        """No network."""
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """No README in checkpoints."""

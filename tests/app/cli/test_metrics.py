@@ -21,7 +21,6 @@ from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.privacy.ledger import Ledger, usage
 from privsyn_flower.protocol.question import Ticket
 from privsyn_flower.runs import write_json
-from tests.app.cli.test_node import _node as node
 
 SAMPLE = re.compile(r'^[a-z_]+(\{([a-z_]+="[^"\n]*",?)+\})? (\+Inf|[\d.e+-]+)$')
 
@@ -33,7 +32,7 @@ def values(found: list[Metric]) -> dict[str, object]:
 
 def answer(folder: Path, rnd: int, users: list[str]) -> None:
     NodeRecords(folder / RECORDS_FILE).take("r", "votes", rnd, 1, users, 2.0, 1e-18, Policy())
-    note_answer(node(folder), Ticket("r", "votes", rnd, 1), cost(2.0, 1e-18))
+    note_answer(folder, Ticket("r", "votes", rnd, 1), cost(2.0, 1e-18))
 
 
 def test_a_nodes_numbers_are_the_same_whoever_took_part(tmp_path: Path) -> None:

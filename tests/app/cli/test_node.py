@@ -202,7 +202,7 @@ def test_status_tells_answers_refusals_and_users_at_a_limit(tmp_path: Path) -> N
     records, policy = NodeRecords(tmp_path / RECORDS_FILE), tmp_path / "policy.toml"
     for rnd in (1, 2):
         records.take("r", "votes", rnd, 1, ["a", "b"][:rnd], 2.0, 1e-18, Policy())
-        note_answer(_node(tmp_path), Ticket("r", "votes", rnd, 1), spent)
+        note_answer(tmp_path, Ticket("r", "votes", rnd, 1), spent)
     note_refusal(tmp_path, "policy", "why")
     text = privsyn("status", "--folder", tmp_path).stdout
     assert "answers = 2, refusals: policy 1\n" in text and "protocol " in text
