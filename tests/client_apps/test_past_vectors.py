@@ -29,6 +29,7 @@ from privsyn_flower.client_apps.node.schedule import Schedule
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.encoding.dense import dense_numbers
+from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.noise import (
     Noise,
@@ -626,6 +627,19 @@ def test_the_last_rounds_unmasking_erases_them(rig: Rig) -> None:
     assert not rig.files
 
 
+def test_a_last_answer_in_the_clear_erases_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stage follows one."""
+    query, kind = question(), Kind(lambda query, node: None, rig._vectors)
+    monkeypatch.setattr(answers, "answer", lambda message, ticket, residues, bits: residues)
+    for rnd in (ROUNDS - 1, ROUNDS):
+        head = query, Ticket("r", "update", rnd, 1), noise(query)
+        monkeypatch.setattr(answers, "read_head", lambda message, head=head: head)
+        monkeypatch.setattr(answers, "read_ask", lambda message, weight, head=head: head)
+        residues = answers._plain(None, rig.node, kind)  # type: ignore[arg-type]
+        assert np.array_equal(residues, to_modulus(rig.row(rnd), noise(query).bits))  # type: ignore[comparison-overlap, arg-type]
+        assert bool(rig.files) == (rnd < ROUNDS)
+
+
 def test_another_runs_rows_erase_those_of_a_finished_one(rig: Rig) -> None:
     rig.ask(ROUNDS)
     rig.said.clear()
@@ -656,7 +670,7 @@ def test_who_withdraws_takes_all_kept_vectors_along(device: Rig) -> None:
 def test_who_withdraws_while_vectors_are_made_is_in_no_later_row(device: Rig) -> None:
     device.before = lambda: device.node.records.forget("ann") and None
     device.ask(1)
-    assert "ann" in device.said[1]
+    assert "ann" in device.said[1] and not device.files
     device.before = lambda: None
     assert not device.ask(1, 2).any()
     assert np.array_equal(device.ask(2), device.row(2, {2}))
