@@ -2,11 +2,11 @@
 
 Miniatures of every method with canaries, each at an honest epsilon, with a tenth of the noise that
 its claim needs, and with next to none. Over the runs of one setting the guesses are pooled, and the
-lower bound on epsilon stands beside the claim: docs/audit.md has the table.
+lower bound on epsilon stands beside the claim: docs/results/measured.md has the table.
 
     python benchmarks/audit_outputs.py OUT            # all that is missing, then the table
     python benchmarks/audit_outputs.py OUT --only dp-fedavg --seeds 1
-    python benchmarks/audit_outputs.py OUT --kept --page docs/audit.md  # what OUT has, on a page
+    python benchmarks/audit_outputs.py OUT --kept --page docs/results/measured.md  # on a page
 
 A minute or so for each run on two cores; OUT keeps what is done.
 """
