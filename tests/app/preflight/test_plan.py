@@ -47,6 +47,10 @@ def test_every_paper_configuration_has_a_plan(path: Path, tmp_path: Path) -> Non
     config = load_config(path, {"cache": str(tmp_path / "cache")})
     plan = planned(config, tmp_path / "run")
     told, text = json.loads(plans.as_json(plan)), plans.described(plan)
+    if path.stem.startswith("evaluation-gboard"):  # of models that nobody has
+        assert told["privacy"]["releases"] == 2 and told["privacy"]["epsilon"] <= config.epsilon
+        assert "the model is not here, and no table has its size" in text
+        return
     if recipe_of(config).phases(config):
         rounds_are_told(plan, told, text)
     else:
@@ -72,8 +76,7 @@ def rounds_are_told(plan: Plan, told: dict[str, Any], text: str) -> None:
     made, signal, device = privacy_plan(plan.config), plan.signal, told["device"]
     assert plan.privacy_plan is made and signal is not None, "one accounting"
     assert told["privacy"]["epsilon"] == made.epsilon <= plan.config.epsilon
-    assert told["privacy"]["releases"] >= made.main.rounds
-    assert made.main.evaluates or made.main.rounds == plan.config.rounds
+    assert told["privacy"]["releases"] >= plan.config.rounds
     assert told["signal"]["ratio"] == pytest.approx(signal.expected / signal.noise)
     assert 0 < signal.noise < math.inf and signal.expected > 0
     if device["coordinates"] is not None:  # low-rank factors are counted in a model's files alone
