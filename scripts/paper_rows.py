@@ -83,12 +83,6 @@ def _command(files: tuple[str, ...], grid: str) -> str:
     )
 
 
-def awaited() -> set[str]:
-    """Files, variants of a grid and commands that another change brings."""
-    patterns = tomllib.loads(SOURCE.read_text("utf-8"))["awaited"]
-    return {name for pattern in patterns for name in opened(pattern)}
-
-
 def page() -> str:
     """The page's text."""
     all_rows = list(rows())

@@ -122,14 +122,13 @@ class PrivacyStatement:
             if self.sampler != "full" if self.correlated else most < self.rounds:
                 raise ValueError(
                     f"correlated = {self.correlated!r}, sampler = {self.sampler!r}, participations "
-                    f"= {most} of {self.rounds} rounds: noise of the nodes is correlated without a "
-                    "sampler, or for users who may be in every round"
+                    f"= {most} of {self.rounds} rounds: nodes' noise is for all rounds of a user, "
+                    "or correlated without a sampler"
                 )
         elif self.sampler == "poisson" or self.simulation_seeded:
             raise ValueError(
-                f"sampler = {self.sampler!r}, simulation_seeded = {self.simulation_seeded}: "
-                "noise_source = 'aggregator' is noise from a secret key, and claims no "
-                "amplification"
+                f"sampler = {self.sampler!r}, simulation_seeded = {self.simulation_seeded}: an "
+                "aggregator's noise is from a secret key, and claims no amplification"
             )
 
     @property

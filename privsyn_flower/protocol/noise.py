@@ -36,8 +36,8 @@ class Noise:
     min_weight carry the guaranteed noise, `colluding` weight on top of that is assumed to take its
     own noise off.
 
-    Where the question has a matrix (`matrix_of`), answers are rows of it, and `sensitivity` stands
-    for a_0 times that of one round's vector.
+    Where the question has a matrix (`matrix_of`), answers are rows of it, and in place of
+    `sensitivity`, of one round's integers, stands a_0 times as much.
 
     scale: integers per unit of the vector; 0: sensitivity / bound. source "aggregator": the nodes
     add nothing, the sum that they give away is PRIVATE, and a trusted aggregator adds noise to it

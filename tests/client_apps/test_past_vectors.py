@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -657,7 +659,18 @@ def test_a_server_cannot_fill_the_disk_with_runs(rig: Rig) -> None:
     rig.said.clear()
     rig.ask(2, run="run 7")
     rig.ask(3, run="run 0")
+    assert "1 vectors of other runs are given up" in rig.log()
     assert len(rig.files) == 5 and np.array_equal(rig.ask(3, 2, run="run 0"), 64 * rig.total(3))
+
+
+def test_a_month_after_a_run_that_ended_early_they_go(device: Rig) -> None:
+    """With whatever question is answered next."""
+    device.ask(1)
+    device.ask(2)
+    long_ago = time.time() - 31 * 86_400
+    os.utime(device.files[0], (long_ago, long_ago))
+    device.node.records.take("other", "votes", 1, 1, ["ann"], 1.0, 0.0, POLICY)
+    assert len(device.files) == 1
 
 
 def test_who_withdraws_takes_all_kept_vectors_along(device: Rig) -> None:

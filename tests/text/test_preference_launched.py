@@ -93,7 +93,7 @@ from privsyn_flower.text.preference.tuning import Setting
 from tests.text.test_preference import trainer
 
 work = Path(sys.argv[1])
-lasting = [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]]
+lasting = [sys.executable, "-c", "import time; time.sleep(3600)", sys.argv[1]]
 launched.launch_command = lambda *_: lasting
 setting = Setting("model", "cpu", "float32", False, 60.0, False)
 launched.fit_launched(setting, trainer(work).tuning, [], start=None, work=work, seed=0)

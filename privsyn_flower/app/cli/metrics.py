@@ -20,6 +20,7 @@ from privsyn_flower.app.cli.node_status import Folder, NodeConfig, free_bytes, n
 
 KIND = "text/plain; version=0.0.4"
 DISK = "Free space where the folder is."
+COARSE = 256 << 20  # bytes
 ABOUT = "Versions, in the labels."
 
 
@@ -111,8 +112,13 @@ def node_metrics(folder: Path, policy_file: Path | None) -> list[Metric]:
             "The policy's limit: a user beyond it gives zeros.",
             [(delta, rules.lifetime_epsilon)],
         ),
-        Metric("privsyn_node_disk_free_bytes", DISK, [({}, free_bytes(folder))]),
+        Metric("privsyn_node_disk_free_bytes", DISK, [({}, coarse(free_bytes(folder)))]),
     ]
+
+
+def coarse(size: float) -> float:
+    """Bytes in steps of 256 MB: an exact number would tell how much an answer wrote."""
+    return size // COARSE * COARSE
 
 
 def _bound(folder: Path, counts: Mapping[str, Any], rules: Any) -> float:

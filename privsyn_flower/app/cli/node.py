@@ -55,8 +55,7 @@ def forget(
     """
     import sqlite3
 
-    from privsyn_flower.client_apps.node.past_vectors import FOLDER
-    from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
+    from privsyn_flower.client_apps.node.records import FOLDER, RECORDS_FILE, NodeRecords
     from privsyn_flower.client_apps.node.records_file import KEY_FILE
     from privsyn_flower.data import EmbeddingCache
     from privsyn_flower.data.values import to_name

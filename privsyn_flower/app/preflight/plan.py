@@ -184,7 +184,9 @@ def disk_of(
         run += STORED_MODELS * (down or 0)
         if config.trusts_aggregator and config.ftrl.mechanism == "blt":
             run += 8 * config.ftrl.buffers * (length or 0)
-        run += 2 * past_bytes(config, length)  # what the server makes of them, 8 bytes each
+        past = past_bytes(config, length)
+        run += 2 * past  # what the server makes of them, 8 bytes each
+        cache += 0 if is_deployment(config) else config.nodes * past
     if config.measures:  # until it is answered, the question is kept
         run += (exchange and exchange.down) or 0
     elif not config.trains and embedder is not None:

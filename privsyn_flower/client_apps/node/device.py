@@ -229,10 +229,10 @@ def device_log(context: Context) -> tuple[Path, str] | None:
     config = context.node_config
     if not (set(config) - SIMULATED_KEYS) and in_simulation(context):
         return None
-    folder = node_home()
-    with contextlib.suppress(WireError):
-        folder = own_path(config, "cache") or folder
-    return folder, "json" if config.get("log-format") == "json" else "text"
+    with contextlib.suppress(WireError, RuntimeError, OSError):  # there may be no home
+        folder = own_path(config, "cache") or node_home()
+        return folder, "json" if config.get("log-format") == "json" else "text"
+    return None
 
 
 def note_answer_of(node: Node, ticket: Ticket, spent: Spent) -> None:

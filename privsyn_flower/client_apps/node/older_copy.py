@@ -16,7 +16,6 @@ from pathlib import Path
 from privsyn_flower.common.files import build_file, locked
 
 CHANGES_FILE = "node-changes.json"
-_TABLE = "CREATE TABLE IF NOT EXISTS changes (count INTEGER NOT NULL)"
 
 
 class OlderCopy(Exception):
@@ -25,7 +24,6 @@ class OlderCopy(Exception):
 
 def check_not_older(database: sqlite3.Connection, folder: Path, key_check: bytes) -> int:
     """How many changes the records count, in a transaction that has begun. Raises OlderCopy."""
-    database.execute(_TABLE)
     row = database.execute("SELECT count FROM changes").fetchone()
     count = 0 if row is None else int(row[0])
     if count < _seen(folder, key_check):

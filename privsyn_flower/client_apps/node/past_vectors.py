@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import re
 import secrets
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import numpy as np
 from privsyn_flower.common.arrays import I32, I64
 from privsyn_flower.common.files import private_folder, replace_private
 
-FOLDER = "past"
+KEPT_DAYS = 30
 _CHECK = 32  # bytes in front of the integers
 _NAME = re.compile(r"\.?([0-9a-f]{32})(\.|$)")  # of a vector, or of one that is being written
 
@@ -47,12 +48,14 @@ def load_vector(folder: Path, token: str, length: int) -> I32:
 
 
 def sweep(folder: Path, tokens: Collection[str]) -> None:
-    """Remove all vectors but these, and what killed processes left of others. Raises nothing."""
+    """Remove all vectors but these, what killed processes left of others, and these where they are
+    older than KEPT_DAYS: a run that ended early asks for none. Raises nothing."""
+    oldest = time.time() - KEPT_DAYS * 86_400
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             named = _NAME.match(path.name)
-            if named and named[1] not in tokens:
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                if named and (named[1] not in tokens or path.stat().st_mtime < oldest):
                     path.unlink()
 
 

@@ -29,6 +29,7 @@ from privsyn_flower.common.arrays import Bools
 from privsyn_flower.protocol.wire import Refusal, WireError
 
 RECORDS_FILE = "node.sqlite"
+FOLDER = "past"  # of vectors of earlier rounds (`past_vectors`)
 LONGEST_NAME = 256  # of a run, query or peer: the server chooses them, the node keeps them
 NO_SCHEDULE = Schedule()
 
@@ -148,6 +149,8 @@ class NodeRecords:
             check_answers(database, run, policy)
             ids = self.file.ids(users)
             mask = take_part(database, run, query, round, ids, spent, policy, schedule)
+            if (self.file.path.parent / FOLDER).is_dir():  # those of a run that ended early
+                sweep_vectors(database, self.file)
         return np.array(mask, dtype=np.bool_)
 
     def ids(self, users: Sequence[str]) -> list[bytes]:
@@ -315,7 +318,7 @@ def sweep_vectors(database: sqlite3.Connection, file: RecordsFile) -> None:
 
     Within the transaction, so that nobody else's new one is taken for such a vector.
     """
-    from privsyn_flower.client_apps.node.past_vectors import FOLDER, sweep
+    from privsyn_flower.client_apps.node.past_vectors import sweep
 
     sweep(
         file.path.parent / FOLDER,

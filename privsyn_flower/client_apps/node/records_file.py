@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from privsyn_flower.client_apps.node.older_copy import (
+    CHANGES_FILE,
     OlderCopy,
     check_not_older,
     count_change,
@@ -43,6 +44,7 @@ CREATE TABLE vectors (
 CREATE TABLE stages (
     run TEXT NOT NULL, query TEXT NOT NULL, stage TEXT NOT NULL, round INTEGER NOT NULL,
     attempt INTEGER NOT NULL, PRIMARY KEY (run, query, stage));
+CREATE TABLE changes (count INTEGER NOT NULL);
 CREATE TABLE pins (peer TEXT PRIMARY KEY, key BLOB NOT NULL, weight INTEGER);
 """
 
@@ -81,8 +83,9 @@ class RecordsFile:
             except OlderCopy:
                 raise RecordsError(
                     f"{self.path} is an older copy, which has forgotten what users have spent "
-                    f"since: put the latest back; removing it and {self.key_path} "
-                    "makes every user's limits start again from zero"
+                    f"since, or {CHANGES_FILE} is of a later moment: put the latest of both back; "
+                    f"removing it and {self.key_path} makes every user's limits start again from "
+                    "zero"
                 ) from None
             before = database.total_changes
             yield database

@@ -21,13 +21,13 @@ import numpy as np
 from privsyn_flower.client_apps.node.device import Node, alone
 from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost
 from privsyn_flower.client_apps.node.past_vectors import (
-    FOLDER,
     load_vector,
     new_token,
     store_vector,
 )
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records import (
+    FOLDER,
     NodeRecords,
     charge,
     check_answers,
@@ -54,7 +54,8 @@ MOST_RUNS = 4  # whose vectors a node has at the same time
 class Row:
     """One question's row. eligible: whose vectors are made for it (users,). repeated: this round's
     were made before. tokens: of the vectors that may be in the row, by round. dropped: earlier
-    ones were given up, as somebody in them may not pay for another attempt."""
+    ones were given up, as somebody in them may not pay for another attempt. crowded: how many of
+    other runs were, as MOST_RUNS have some."""
 
     matrix: IntegerMatrix
     round: int
@@ -62,6 +63,7 @@ class Row:
     repeated: bool
     tokens: dict[int, str]
     dropped: bool
+    crowded: int
 
     def vector(self, make: Callable[[], I64], length: int, node: Node) -> I64:
         """Its integers (length,), PRIVATE, before the noise. Whatever fails here is zeros.
@@ -70,9 +72,14 @@ class Row:
         before it is in a row: one that cannot be kept is in none.
         """
         folder, users, own = node.cache / FOLDER, node.facts.weight, None
-        if self.dropped:
-            with contextlib.suppress(Exception):  # a full disk must not change the answer
+        with contextlib.suppress(Exception):  # a full disk must not change the answer
+            if self.dropped:
                 node.log().warning("earlier rounds are left out for good: a user is at a limit")
+            if self.crowded:
+                node.log().warning(
+                    "%d vectors of other runs are given up: at most %d runs have some",
+                    *(self.crowded, MOST_RUNS),
+                )
         if not self.repeated:
             new = make()
             with alone(node, "this round's vector cannot be kept: zeros", users):
@@ -174,12 +181,12 @@ class Terms:
             elif policy is not None and not _paid_again(database, run, query, self.again, policy):
                 _drop(database, run, query, rnd)
                 dropped = True
-            _end_others(database, run, query)
+            crowded = _end_others(database, run, query)
             own = "SELECT round, token FROM vectors WHERE run = ? AND query = ?"
             tokens = dict(database.execute(own, (run, query)).fetchall())
             sweep_vectors(database, file)
         mask = np.array(eligible, dtype=np.bool_)
-        return Row(matrix, rnd, mask, repeated, tokens, dropped)
+        return Row(matrix, rnd, mask, repeated, tokens, dropped, crowded)
 
 
 def _drop(database: sqlite3.Connection, run: str, query: str, last: int) -> None:
@@ -189,19 +196,19 @@ def _drop(database: sqlite3.Connection, run: str, query: str, last: int) -> None
     )
 
 
-def _end_others(database: sqlite3.Connection, run: str, query: str) -> None:
+def _end_others(database: sqlite3.Connection, run: str, query: str) -> int:
     """Drop the vectors of other runs whose last round was answered, and of all but the latest:
-    a server can begin any number of runs and end none."""
-    database.execute(
-        "DELETE FROM vectors WHERE (run, query) NOT IN (SELECT run, query FROM vectors GROUP BY "
-        "run, query ORDER BY max(rowid) DESC LIMIT ?)",
-        (MOST_RUNS,),
-    )
+    a server can begin any number of runs and end none. How many went of unfinished ones."""
     database.execute(
         "DELETE FROM vectors WHERE (run, query) <> (?, ?) AND (run, query) IN (SELECT run, query "
         "FROM matrices NATURAL JOIN marks WHERE round >= rounds)",
         (run, query),
     )
+    return database.execute(
+        "DELETE FROM vectors WHERE (run, query) NOT IN (SELECT run, query FROM vectors GROUP BY "
+        "run, query ORDER BY max(rowid) DESC LIMIT ?)",
+        (MOST_RUNS,),
+    ).rowcount
 
 
 def _paid_again(

@@ -101,7 +101,7 @@ def admitted(
     if not schedule.limited:
         return [True] * len(ids)
     turn = _turn_id(schedule, round)
-    if not schedule.rows and not _may_attend(database, run, query, round, turn, schedule):
+    if not _may_attend(database, run, query, round, turn, schedule):
         raise WireError(
             Refusal.POLICY,
             f"run {run!r}, round {round}: this node answered less than min-separation = "

@@ -302,7 +302,7 @@ def note(word):
 
 class Flower(LocalFlower):
     def start(self):
-        self.process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        self.process = subprocess.Popen(["sleep", "3600"], start_new_session=True)
         note(self.process.pid)
     def submit(self, config):
         note("submitted")

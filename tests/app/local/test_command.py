@@ -29,7 +29,7 @@ def app():
     if command == "sleep":
         with open("asleep", "w") as file:
             print(os.getpid(), file=file)
-        time.sleep(600)
+        time.sleep(3600)
     if command == "exit":
         sys.exit(json.loads(rest[0]))
     if command == "raise":
@@ -150,7 +150,7 @@ def test_it_ends_with_the_process_that_started_it(environment: dict[str, str]) -
     program = (
         "import json, sys, time; from privsyn_flower.app.local.command import FlowerCommand\n"
         "command = FlowerCommand(); command.ask(['exit', '0'], json.loads(sys.argv[1]), 60)\n"
-        "print('asked', flush=True); time.sleep(600)"
+        "print('asked', flush=True); time.sleep(3600)"
     )
     line = [sys.executable, "-c", program, json.dumps(environment)]
     with subprocess.Popen(line, stdout=subprocess.PIPE) as starter:
