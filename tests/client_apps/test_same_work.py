@@ -94,6 +94,8 @@ def test_unsampled_users_cost_the_node_the_same_work(
     one: Asked, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare(monkeypatch)
+    # As in a device's process, which has seen this question's files alone.
+    monkeypatch.setattr("privsyn_flower.text.fingerprints._seen", {})
     rounds = iter(range(1, 10))
 
     def traced(sample: Any) -> tuple[Calls, Any]:

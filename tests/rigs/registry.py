@@ -20,6 +20,10 @@ RUNS: dict[str, tuple[dict[str, Any], str, str, set[str]]] = {
     "pretext": ({}, "Federated", "Approximate DP", {"epsilon", "delta"}),
     "pe": ({"method": "pe"}, "Federated", "Approximate DP", {"epsilon", "delta"}),
     "popri": ({"method": "popri"}, "Federated", "Approximate DP", {"epsilon", "delta"}),
+    "dp-rft": (
+        {"method": "dp-rft", "popri.score": "nearest"}, "Federated", "Approximate DP",
+        {"epsilon", "delta"},
+    ),
     "ctcl": (
         {"method": "ctcl", "training.noise": "nodes"}, "Federated", "Approximate DP",
         {"epsilon", "delta"},

@@ -21,7 +21,7 @@ from privsyn_flower.strategies import DPFTRL, TrainingResult
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.matrix_noise import MatrixNoise
-from tests.rigs.dp_fedavg import Kill, Writes, bits, killed_everywhere, quick
+from tests.rigs.dp_fedavg import Kill, Writes, bits, killed_everywhere
 from tests.strategies.training_rig import ftrl, record, trainers
 
 DELTA, ROUNDS = 1e-6, 6
@@ -222,7 +222,6 @@ def test_killed_at_any_write_it_ends_with_the_same_bits(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The nodes outlive the server, and say the same about a round that is asked again."""
-    quick(monkeypatch)
     writes, nodes = Writes(monkeypatch), dict[Path, Any]()
 
     def once(folder: Path) -> TrainingResult:
@@ -247,7 +246,6 @@ def test_killed_at_any_write_it_ends_with_the_same_bits(
 def test_what_later_rounds_need_is_kept_and_made_again(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick(monkeypatch)
     nodes = trainers(4)
     whole = train(loopback(nodes), tmp_path / "whole")
 
@@ -283,7 +281,6 @@ def test_what_later_rounds_need_is_kept_and_made_again(
 def test_a_begun_run_keeps_its_matrix(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, keys: Any, words: str
 ) -> None:
-    quick(monkeypatch)
     writes = Writes(monkeypatch)
     writes.fatal = 30
     with pytest.raises(Kill):

@@ -20,7 +20,7 @@ import numpy as np
 from privsyn_flower.common.arrays import I32, I64
 from privsyn_flower.common.files import private_folder, replace_private
 
-KEPT_DAYS = 30
+MOST_DAYS = 30
 _CHECK = 32  # bytes in front of the integers
 _NAME = re.compile(r"\.?([0-9a-f]{32})(\.|$)")  # of a vector, or of one that is being written
 
@@ -49,8 +49,8 @@ def load_vector(folder: Path, token: str, length: int) -> I32:
 
 def sweep(folder: Path, tokens: Collection[str]) -> None:
     """Remove all vectors but these, what killed processes left of others, and these where they are
-    older than KEPT_DAYS: a run that ended early asks for none. Raises nothing."""
-    oldest = time.time() - KEPT_DAYS * 86_400
+    older than MOST_DAYS: a run that ended early asks for none. Raises nothing."""
+    oldest = time.time() - MOST_DAYS * 86_400
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             named = _NAME.match(path.name)

@@ -239,8 +239,8 @@ def test_vectors_twice_as_long_are_caught(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_charge_below_the_cost_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     charge = NodeNoise.charge
 
-    def less(*arguments: Any) -> dict[str, Any]:
-        return charge(*arguments) | {"sampling_rate": RATE / 50}
+    def less(*arguments: Any, **options: Any) -> dict[str, Any]:
+        return charge(*arguments, **options) | {"sampling_rate": RATE / 50}
 
     monkeypatch.setattr(NodeNoise, "charge", less)
     found = measured(40_000)

@@ -113,7 +113,7 @@ def test_a_run_without_a_benchmark_has_no_figures_made_up() -> None:
     bare = summary("pretext", SECURE)
     del bare["benchmark"]
     (row,) = [line for line in report([bare]).splitlines() if line.startswith("| pretext")]
-    assert row.count("| - ") == 7
+    assert row.count("| - ") == 8
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
