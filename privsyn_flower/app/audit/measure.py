@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.app.audit.model_cases import evaluation_case, update_case
+from privsyn_flower.app.audit.cases import (
+    evaluation_case,
+    scores_case,
+    topics_case,
+    update_case,
+    votes_case,
+)
 from privsyn_flower.app.audit.path import AuditError, Case
 from privsyn_flower.app.audit.settings import (
     EVALUATION,
@@ -30,7 +36,6 @@ from privsyn_flower.app.audit.statistics import (
     variance_test,
     whitening,
 )
-from privsyn_flower.app.audit.text_cases import scores_case, topics_case, votes_case
 from privsyn_flower.app.audit.trials import Setting, Trials, run_trials
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import composition as accounting

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.audit import Audit, audit, measure
-from privsyn_flower.app.audit.model_cases import small_base, update_case
+from privsyn_flower.app.audit.cases import small_base, update_case
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps import evaluation as evaluation_app

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from privsyn_flower.app.audit import Audit, AuditError, audit, described, measure
 from privsyn_flower.app.audit import settings as audit_settings
+from privsyn_flower.app.audit.cases import votes_case
 from privsyn_flower.app.audit.settings import audited_phase, nodes_setting
 from privsyn_flower.app.audit.statistics import (
     epsilon_lower_bound,
@@ -27,7 +28,6 @@ from privsyn_flower.app.audit.statistics import (
     sampled_epsilon,
     sampling_test,
 )
-from privsyn_flower.app.audit.text_cases import votes_case
 from privsyn_flower.app.audit.trials import run_trials
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.client_apps import answers
