@@ -83,14 +83,14 @@ class Sample:
 
 
 def _attacks(texts: Texts, progress: Progress) -> Iterator[tuple[str, Attack]]:
-    from privsyn_flower.app.inspect import auxiliary, trained
+    from privsyn_flower.app.inspect import models
 
     if texts.published:
         for name, by_text in BY_TEXT.items():
             yield name, lambda by_text=by_text: by_text(texts)  # type: ignore[misc]
-    yield "auxiliary model", lambda: auxiliary.auxiliary(texts, progress)
-    yield "loss", lambda: trained.loss(texts, progress)
-    yield "update", lambda: trained.update(texts, progress)
+    yield "auxiliary model", lambda: models.auxiliary(texts, progress)
+    yield "loss", lambda: models.loss(texts, progress)
+    yield "update", lambda: models.update(texts, progress)
 
 
 def _scores(score: Scores, sample: Sample) -> F64:

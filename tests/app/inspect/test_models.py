@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from privsyn_flower.app.inspect.attacks import NotMeasured
-from privsyn_flower.app.inspect.auxiliary import auxiliary
 from privsyn_flower.app.inspect.membership import auc, measure
+from privsyn_flower.app.inspect.models import auxiliary, loss, update
 from privsyn_flower.app.inspect.texts import Texts, read_texts
-from privsyn_flower.app.inspect.trained import loss, update
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.tuning import Tuning
