@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privsyn_flower.app.cli.outcome import NOT_USABLE
+from privsyn_flower.app.cli.ending import NOT_USABLE
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.text.topics import load_topics
 from tests.end_to_end.conftest import MATHS, privsyn

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.app.cli.outcome import NOT_USABLE
+from privsyn_flower.app.cli.ending import NOT_USABLE
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import load_config
 from privsyn_flower.runs import RunFolder, read_jsonl

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from privsyn_flower import NO_TELEMETRY
-from privsyn_flower.app.cli.outcome import NOT_USABLE
+from privsyn_flower.app.cli.ending import NOT_USABLE
 from privsyn_flower.app.local.simulation import NO_CLOUD_METADATA
 from tests.end_to_end.conftest import RAY
 from tests.end_to_end.sealed import Seen, impossible, sealed

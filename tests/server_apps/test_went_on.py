@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from privsyn_flower.app.cli.ending import NOT_USABLE, exit_status
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.app.cli.outcome import NOT_USABLE, exit_status
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import run as stages

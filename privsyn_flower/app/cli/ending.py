@@ -1,11 +1,14 @@
-"""The end of a run on the terminal: some of its texts, its claim, and what they were worth.
+"""The end of a run on the terminal, some of its texts, its claim, and what they were worth; and the
+exit status.
 
 All other figures are on the run's page and in `privsyn report`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -18,12 +21,21 @@ from privsyn_flower.app.cli.display import recorded, recorder, width
 from privsyn_flower.app.report.checked import text_lines
 from privsyn_flower.app.report.page import REPORT
 from privsyn_flower.app.report.places import dataset_name
-from privsyn_flower.app.report.reading import RunFolder, first_texts
-from privsyn_flower.app.report.summaries import RESULTS, benchmark_lines, claim, unusable_lines
+from privsyn_flower.app.report.reading import RunFolder as ReportFolder
+from privsyn_flower.app.report.reading import first_texts
+from privsyn_flower.app.report.summaries import (
+    RESULTS,
+    benchmark_lines,
+    claim,
+    read_summary,
+    unusable_lines,
+)
 from privsyn_flower.app.report.tables import measured_rows
 from privsyn_flower.common.terminal import escaped, one_line
+from privsyn_flower.config import cache_folder, load_config
 from privsyn_flower.evaluation.verdict import WORDS
-from privsyn_flower.runs import SEEDS, SYNTHETIC
+from privsyn_flower.runs import SEEDS, SYNTHETIC, UNFINISHED, UNUSABLE, RunFolder, benchmark_due
+from privsyn_flower.server_apps.public_text import is_deployment
 
 SHOWN = 5  # texts: every n-th of the file, so that nobody picks them
 INDENT = "    "
@@ -57,7 +69,7 @@ def _texts(summary: Mapping[str, Any], folder: Path, columns: int) -> list[str]:
         rows = first_texts(folder, SHOWN, SEEDS)
         head = f"{count:,} texts that the users' votes picked, {SEEDS}; of most votes:"
     else:
-        rows = RunFolder(folder).texts(SHOWN)
+        rows = ReportFolder(folder).texts(SHOWN)
         head = f"{count:,} synthetic texts, {SYNTHETIC}; {len(rows)} spread evenly over them:"
     if not rows:
         return []
@@ -122,3 +134,56 @@ def _grid(facts: Iterator[tuple[str, str]], columns: int) -> list[str]:
     console = recorder(columns)
     console.print(grid)
     return recorded(console).splitlines()
+
+
+ENDED_EARLY = 3  # exit status: a result of fewer rounds than planned
+NO_BENCHMARK = 4  # exit status: a result without the benchmark that it was to have
+NOT_USABLE = 5  # exit status: a result that is empty, unreadable or says nothing
+
+
+def tell(text: str) -> None:
+    """A line on stderr, if there still is somebody to read it: the terminal may be closed."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def show_outcome(folder: Path) -> None:
+    """All that a run came to; why it is of no use first."""
+    summary = read_summary(folder)
+    print(ending(summary, folder))
+    if dropped := summary.get("dropped"):
+        told = ", ".join(f"{count:,} {why}" for why, count in dropped.items())
+        tell(f"completions that gave no text: {told}")
+    if summary.get(UNUSABLE):
+        tell(
+            "error: the result is of no use (NOT USABLE, above); what was released and paid for is "
+            f"there: privsyn run --resume {folder} --set KEY=VALUE makes it again"
+        )
+    if benchmark_due(folder):
+        tell(
+            "warning: the result is complete, its benchmark is not; finish that alone with: "
+            f"privsyn run --resume {folder}"
+        )
+    for line in _node_failures(folder):
+        print(f"warning: {line}", file=sys.stderr)
+
+
+def _node_failures(folder: Path) -> list[str]:
+    """What failed on a simulation's nodes. It depends on users' text: for this terminal alone, and
+    in no file of the run."""
+    config, run = load_config(folder / "config.toml"), RunFolder(folder).load_value("run")
+    if is_deployment(config) or not isinstance(run, str):
+        return []
+    from privsyn_flower.strategies.engine.node_failures import NODES, report
+
+    return report(cache_folder(config) / NODES, run)
+
+
+def exit_status(folder: Path) -> int:
+    """0 for a run that has all that it was to have."""
+    summary = read_summary(folder)
+    if UNFINISHED in summary:
+        return NO_BENCHMARK
+    if summary.get(UNUSABLE):
+        return NOT_USABLE
+    return ENDED_EARLY if summary.get("ended_early") else 0

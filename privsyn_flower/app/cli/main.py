@@ -11,12 +11,11 @@ from typing import Annotated
 import typer
 
 from privsyn_flower import __version__
-from privsyn_flower.app.cli.account import account, calibrate
+from privsyn_flower.app.cli.account import account, calibrate, ledger_app
 from privsyn_flower.app.cli.data import data_app
 from privsyn_flower.app.cli.embedder import embedder_app, models_app
 from privsyn_flower.app.cli.errors import RESUMED, AsJson, Commands, Config, Settings, fail, failing
 from privsyn_flower.app.cli.inspect import inspect
-from privsyn_flower.app.cli.ledger import ledger_app
 from privsyn_flower.app.cli.metrics import metrics
 from privsyn_flower.app.cli.node import federation_app, node_app
 from privsyn_flower.app.cli.proximity import proximity
@@ -85,7 +84,7 @@ def run(
     Ends with 3 when the run ended early, with a result but fewer rounds than planned; with 4 when
     it has its result, but not the benchmark; with 5 when its result is of no use.
     """
-    from privsyn_flower.app.cli.outcome import exit_status
+    from privsyn_flower.app.cli.ending import exit_status
     from privsyn_flower.app.cli.run import RunFailed, run_command
     from privsyn_flower.app.local.simulation import FlowerError
     from privsyn_flower.app.report.summaries import ReportError

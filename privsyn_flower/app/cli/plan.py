@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.app.cli.display import fitted, width
-from privsyn_flower.app.cli.outcome import tell
+from privsyn_flower.app.cli.ending import tell
 from privsyn_flower.app.preflight.data import default_generator
 from privsyn_flower.app.preflight.exchange import exchange_of
 from privsyn_flower.app.preflight.forecast import Stage, spoken

@@ -13,8 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from privsyn_flower.app.cli.display import Display
-from privsyn_flower.app.cli.ending import product_lines
-from privsyn_flower.app.cli.outcome import show_outcome, tell
+from privsyn_flower.app.cli.ending import product_lines, show_outcome, tell
 from privsyn_flower.app.local import loopback_guard
 from privsyn_flower.app.local.federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.app.local.processes import on_endings, stoppable

@@ -18,7 +18,7 @@ import pytest
 
 from privsyn_flower.app import preflight
 from privsyn_flower.app.cli import run as cli_run
-from privsyn_flower.app.cli.outcome import NO_BENCHMARK, exit_status
+from privsyn_flower.app.cli.ending import NO_BENCHMARK, exit_status
 from privsyn_flower.app.cli.run import RunFailed, run_command
 from privsyn_flower.app.local.federation import find_run
 from privsyn_flower.app.local.simulation import LocalFlower

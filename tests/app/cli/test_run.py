@@ -23,8 +23,8 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli import run as cli_run
+from privsyn_flower.app.cli.ending import NOT_USABLE, exit_status, show_outcome
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.app.cli.outcome import NOT_USABLE, exit_status, show_outcome
 from privsyn_flower.app.cli.run import (
     RunFailed,
     _claimed,

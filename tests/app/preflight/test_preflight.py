@@ -17,7 +17,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from privsyn_flower.app.cli import outcome
+from privsyn_flower.app.cli import ending
 from privsyn_flower.app.cli import run as cli_run
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.local.layout import create
@@ -68,7 +68,7 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     monkeypatch.setattr(cli_run, "_start", start)
     monkeypatch.setattr(cli_run, "_prepare", lambda config: None)  # reads the files, once checked
-    monkeypatch.setattr(outcome, "exit_status", lambda folder: 0)  # it has no summary
+    monkeypatch.setattr(ending, "exit_status", lambda folder: 0)  # it has no summary
     return command
 
 

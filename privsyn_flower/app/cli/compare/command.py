@@ -33,7 +33,7 @@ from privsyn_flower.app.cli.compare.estimates import (
 )
 from privsyn_flower.app.cli.compare.figures import draw
 from privsyn_flower.app.cli.compare.tables import differences_csv, markdown, runs_csv, table_csv
-from privsyn_flower.app.cli.outcome import ENDED_EARLY, NO_BENCHMARK, NOT_USABLE, tell
+from privsyn_flower.app.cli.ending import ENDED_EARLY, NO_BENCHMARK, NOT_USABLE, tell
 from privsyn_flower.app.local.processes import end_group, spawn, stoppable
 from privsyn_flower.common.files import LockTaken, file_lock, private_folder, write_atomic
 from privsyn_flower.config import ConfigError, Scalar
