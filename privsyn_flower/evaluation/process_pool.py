@@ -29,9 +29,8 @@ from privsyn_flower.common.arrays import F64
 from privsyn_flower.common.files import private_folder, replace_private
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.python_path import finding_us
-from privsyn_flower.evaluation.rows import Rows, TokenRows
+from privsyn_flower.evaluation.rows import Rows, TokenRows, Work, rows_digest
 from privsyn_flower.evaluation.tuning import Tuning
-from privsyn_flower.evaluation.work import Work, rows_digest
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.devices import cpu_workers, loopback_only, main_memory
 

@@ -36,9 +36,8 @@ from privsyn_flower.evaluation.downstream import (
     trials,
 )
 from privsyn_flower.evaluation.process_pool import sums_after
-from privsyn_flower.evaluation.rows import Rows
+from privsyn_flower.evaluation.rows import Rows, Work
 from privsyn_flower.evaluation.tuning import Plateau, Tuning
-from privsyn_flower.evaluation.work import Work
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.pretrained import classes_in
 

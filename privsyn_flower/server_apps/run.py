@@ -25,8 +25,8 @@ from privsyn_flower.common.progress import PROGRESS, ProgressLog
 from privsyn_flower.config import ConfigError, RunConfig, Section, cache_folder, split_list
 from privsyn_flower.config.schema import METHODS
 from privsyn_flower.data import Federation
+from privsyn_flower.evaluation.rows import Work
 from privsyn_flower.evaluation.verdict import benchmark_verdict
-from privsyn_flower.evaluation.work import Work
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.ledger import Ledger

@@ -14,8 +14,8 @@ import torch
 from privsyn_flower.evaluation import fitting
 from privsyn_flower.evaluation.classification import Classifier
 from privsyn_flower.evaluation.downstream import Adapter, Downstream
+from privsyn_flower.evaluation.rows import Work, rows_digest
 from privsyn_flower.evaluation.tuning import Plateau, Tuning, batches
-from privsyn_flower.evaluation.work import Work, rows_digest
 from privsyn_flower.text.models.batches import causal_loss, pad_rows
 from tests.rigs.fitting import WORDS, texts
 from tests.text.conftest import causal_folder, masked_folder

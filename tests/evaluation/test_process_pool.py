@@ -23,8 +23,8 @@ from privsyn_flower.evaluation.classification import Classifier
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.process import CUT
 from privsyn_flower.evaluation.process_pool import FineTuning, Line, sums_after, worth_at_once
+from privsyn_flower.evaluation.rows import Work
 from privsyn_flower.evaluation.tuning import Tuning
-from privsyn_flower.evaluation.work import Work
 from tests.rigs.fitting import texts
 from tests.text.conftest import causal_folder, masked_folder
 

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from privsyn_flower.evaluation.signal import TOLERANCE, Excess, excess, p_value
-from privsyn_flower.evaluation.verdict import excess_of
+from privsyn_flower.evaluation.verdict import TOLERANCE, Excess, excess, excess_of, p_value
 from privsyn_flower.privacy.noise.integer_noise import seeded_discrete_gaussian
 from privsyn_flower.protocol.question import Query
 

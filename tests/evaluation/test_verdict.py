@@ -15,8 +15,13 @@ from privsyn_flower.app.cli.ending import ending, product_lines
 from privsyn_flower.app.report.summaries import verdict_lines
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import RunConfig
-from privsyn_flower.evaluation.signal import excess
-from privsyn_flower.evaluation.verdict import FALSE_ALARM, benchmark_verdict, judged, verdict
+from privsyn_flower.evaluation.verdict import (
+    FALSE_ALARM,
+    benchmark_verdict,
+    excess,
+    judged,
+    verdict,
+)
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import evaluation
 from privsyn_flower.server_apps.run import Run

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from privsyn_flower.evaluation.signal import Excess
-from privsyn_flower.evaluation.verdict import excess_of, warn_if_drowned
+from privsyn_flower.evaluation.verdict import Excess, excess_of, warn_if_drowned
 from privsyn_flower.protocol.question import Query
 
 SIGMA = 3.0

@@ -20,7 +20,7 @@ from privsyn_flower.common.arrays import F32
 from privsyn_flower.common.progress import Progress, Steps, silent
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation
-from privsyn_flower.evaluation.work import Work
+from privsyn_flower.evaluation.rows import Work
 
 
 @dataclass(frozen=True)

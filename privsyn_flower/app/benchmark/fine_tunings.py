@@ -37,9 +37,8 @@ from privsyn_flower.evaluation.public import (
     start_figures,
     tuning_of,
 )
-from privsyn_flower.evaluation.rows import Rows
+from privsyn_flower.evaluation.rows import Rows, Work
 from privsyn_flower.evaluation.tuning import Tuning
-from privsyn_flower.evaluation.work import Work
 from privsyn_flower.text.models.lm_metrics import base_folder
 
 Folders = Mapping[str, Path]

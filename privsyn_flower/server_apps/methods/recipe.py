@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from privsyn_flower.common.progress import ProgressLog
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation
-from privsyn_flower.evaluation.work import Work
+from privsyn_flower.evaluation.rows import Work
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.plan import ROUNDS, Phase

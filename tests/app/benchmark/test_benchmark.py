@@ -36,8 +36,8 @@ from privsyn_flower.evaluation.public import (
     rehearse,
     tuning_of,
 )
+from privsyn_flower.evaluation.rows import Work
 from privsyn_flower.evaluation.tuning import Tuning
-from privsyn_flower.evaluation.work import Work
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.tiny.assets import RECIPES
