@@ -12,11 +12,11 @@ from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.config.section import Scalar
 from privsyn_flower.config.toml import read_flat
 from privsyn_flower.data.docstrings import STDLIB, find_distribution, package_lists
+from privsyn_flower.data.federation import identity
 from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.groups import Source
 from privsyn_flower.data.partition import BEYOND, split
 from privsyn_flower.data.reading import NO_MIX, text_file
-from privsyn_flower.data.sources import identity
 from privsyn_flower.data.spool import OTHER_DATES
 from privsyn_flower.data.surveys import WHOLE, Preview, preview
 from privsyn_flower.data.text_files import (
