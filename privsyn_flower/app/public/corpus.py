@@ -20,10 +20,13 @@ from privsyn_flower.app.public.asking import Answer, Asker, Request
 from privsyn_flower.app.public.chats import (
     JUDGE_TEMPERATURE,
     Persona,
+    Sieve,
     conversation_prompt,
     convert_prompt,
     draw,
+    items,
     judge_prompt,
+    message_prompt,
     parse_judgement,
     parse_list,
     receivers_prompt,
@@ -31,7 +34,6 @@ from privsyn_flower.app.public.chats import (
     turns,
 )
 from privsyn_flower.app.public.journal import Journal, Position, lines_of, read_state
-from privsyn_flower.app.public.messages import Sieve, items, message_prompt
 from privsyn_flower.app.public.source import STATEMENT, Source, carried
 from privsyn_flower.common.files import DataError, write_atomic
 from privsyn_flower.common.progress import Progress, silent

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsyn_flower.app.public.chats import Persona
-from privsyn_flower.app.public.corpus import write_chats
-from privsyn_flower.app.public.journal import read_state
-from privsyn_flower.app.public.messages import (
+from privsyn_flower.app.public.chats import (
     OTHERS,
     RUDE,
     SHOWN,
     TOPICS,
+    Persona,
     Sieve,
     goes_round,
     items,
     message_prompt,
 )
+from privsyn_flower.app.public.corpus import write_chats
+from privsyn_flower.app.public.journal import read_state
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.common.units import units
 from privsyn_flower.config.public import PublicTextConfig, load_public_config
