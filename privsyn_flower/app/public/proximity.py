@@ -33,7 +33,7 @@ from privsyn_flower.common.arrays import F64, Bools
 from privsyn_flower.common.files import write_atomic
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.likelihoods import (
+from privsyn_flower.text.models.lm_metrics import (
     TOKEN_CHARACTERS,
     Likelihoods,
     same_tokenizer,

@@ -17,7 +17,7 @@ from privsyn_flower.app.public.proximity import (
     keep,
     score_texts,
 )
-from privsyn_flower.text.models.likelihoods import TOKEN_CHARACTERS, Likelihoods, unknown_rates
+from privsyn_flower.text.models.lm_metrics import TOKEN_CHARACTERS, Likelihoods, unknown_rates
 from tests.text.conftest import SENTENCES, causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds fixtures by name
