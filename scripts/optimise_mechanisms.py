@@ -16,8 +16,7 @@ from pathlib import Path
 
 import privsyn_flower
 from privsyn_flower.privacy.correlated import Participation
-from privsyn_flower.privacy.correlated.factorization import shape
-from privsyn_flower.privacy.correlated.optimise import optimise_banded, optimise_buffers
+from privsyn_flower.privacy.correlated.factorization import optimise_banded, optimise_buffers, shape
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz, buffered
 
 FOLDER = Path(privsyn_flower.__file__).parent / "privacy" / "coefficients"

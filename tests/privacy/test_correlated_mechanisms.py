@@ -17,7 +17,11 @@ from privsyn_flower.privacy.correlated import (
     factorization,
 )
 from privsyn_flower.privacy.correlated import trees as search
-from privsyn_flower.privacy.correlated.optimise import log_error, optimise_banded, optimise_buffers
+from privsyn_flower.privacy.correlated.factorization import (
+    log_error,
+    optimise_banded,
+    optimise_buffers,
+)
 from privsyn_flower.privacy.correlated.stream import MemoryRecords, NoRecords, Stream
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz, buffered, square_root
 from privsyn_flower.privacy.correlated.trees import Tree
