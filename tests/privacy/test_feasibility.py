@@ -10,7 +10,7 @@ import pytest
 from privsyn_flower.app.preflight.numbers import noise_of
 from privsyn_flower.config import load_config
 from privsyn_flower.privacy.accounting import calibrate
-from privsyn_flower.privacy.accounting.feasibility import DOUBTFUL_SHARE, infeasibilities
+from privsyn_flower.privacy.accounting.calibration import DOUBTFUL_SHARE, infeasibilities
 from privsyn_flower.server_apps.privacy_plan import baseline
 
 FOLDER = Path(__file__).parents[2] / "configs"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy.accounting.feasibility import infeasibilities
+from privsyn_flower.privacy.accounting.calibration import infeasibilities
 from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.privacy.encoding.sizing import WrapAround

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from privsyn_flower.common.files import ledger_folder
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.randomness import seeded
-from privsyn_flower.privacy.accounting.feasibility import infeasibilities
+from privsyn_flower.privacy.accounting.calibration import infeasibilities
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.plan import Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import statement_of
