@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from privsyn_flower.app.preflight.forecast import memory_of
 from privsyn_flower.app.preflight.numbers import encoding
 from privsyn_flower.app.preflight.sizes import Size, model_files, size_of
-from privsyn_flower.app.preflight.speeds import Machine, seconds_of
+from privsyn_flower.app.preflight.speeds import Machine, memory_of, seconds_of
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.encoding.dense import DensePlan, padded_length
 from privsyn_flower.privacy.encoding.sizing import WrapAround

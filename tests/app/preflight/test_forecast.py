@@ -9,22 +9,20 @@ from pathlib import Path
 import pytest
 
 from privsyn_flower.app.preflight import speeds
-from privsyn_flower.app.preflight.forecast import (
-    forecast,
-    memory_needed,
-    memory_of,
-    spoken,
-    too_large,
-)
 from privsyn_flower.app.preflight.sizes import NAMED, size_of
 from privsyn_flower.app.preflight.speeds import (
     FILE,
     Machine,
+    forecast,
+    memory_needed,
+    memory_of,
     remember,
     seconds_of,
     speed_key,
+    spoken,
     this_machine,
     timed,
+    too_large,
 )
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.methods.stages import Task
