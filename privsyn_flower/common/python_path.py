@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,3 +30,17 @@ def finding_us(environment: Mapping[str, str], holder: Path = HOLDER) -> dict[st
     # An empty entry would be the folder that the process is in.
     folders = [str(holder), environment.get("PYTHONPATH", "")]
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+
+
+PACKAGE = Path(__file__).parent.parent
+
+
+def asset(name: str) -> Path | None:
+    """A file or folder among the package's assets, None for no such: beside this code, or in the
+    installed package, which an app that Flower carried here (a FAB holds code alone) stands
+    before."""
+    for root in (str(PACKAGE.parent), *sys.path):
+        path = Path(root) / PACKAGE.name / "assets" / name
+        if path.exists():
+            return path
+    return None
