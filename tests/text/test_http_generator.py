@@ -25,8 +25,7 @@ from privsyn_flower.text.prompts import HEADING, expand
 from privsyn_flower.text.protocols import AdaptableGenerator, Sampling
 from privsyn_flower.text.serving import http_client
 from privsyn_flower.text.serving.completions import completions_of, reply_of
-from privsyn_flower.text.serving.http_adapters import adapter_name
-from privsyn_flower.text.serving.http_client import ServerError, check_url
+from privsyn_flower.text.serving.http_client import ServerError, adapter_name, check_url
 from privsyn_flower.text.serving.http_generator import OpenAIGenerator
 from tests.fuzz import fuzz_settings
 from tests.rigs.http_generator import (

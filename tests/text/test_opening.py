@@ -19,8 +19,7 @@ from privsyn_flower.text.models.adapters import Base
 from privsyn_flower.text.opening import ReplicatedGenerator, open_generator
 from privsyn_flower.text.protocols import AdaptableGenerator, Answering, Sampling
 from privsyn_flower.text.serving import http_client
-from privsyn_flower.text.serving.http_adapters import adapter_name
-from privsyn_flower.text.serving.http_client import ServerError
+from privsyn_flower.text.serving.http_client import ServerError, adapter_name
 from privsyn_flower.text.serving.http_generator import OpenAIGenerator
 from privsyn_flower.text.serving.vllm_server import (
     VllmGenerator,

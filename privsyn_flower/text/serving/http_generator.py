@@ -34,8 +34,13 @@ from privsyn_flower.text.serving.completions import (
     refused_parameter,
     reply_of,
 )
-from privsyn_flower.text.serving.http_adapters import AdapterSlot, adapter_name
-from privsyn_flower.text.serving.http_client import ABSENT, JsonClient, ServerError
+from privsyn_flower.text.serving.http_client import (
+    ABSENT,
+    AdapterSlot,
+    JsonClient,
+    ServerError,
+    adapter_name,
+)
 
 logger = logging.getLogger("privsyn_flower")
 
