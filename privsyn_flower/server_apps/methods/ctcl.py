@@ -23,7 +23,6 @@ from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.controls import CONTROL, noise_updates
 from privsyn_flower.server_apps.methods.recipe import NOISE, sampler_of
-from privsyn_flower.server_apps.methods.resampling import SYNTHETIC, Resampling, as_it_comes
 from privsyn_flower.server_apps.methods.stages import (
     Task,
     embedding,
@@ -34,7 +33,13 @@ from privsyn_flower.server_apps.methods.stages import (
 )
 from privsyn_flower.server_apps.methods.synthesis import Writing
 from privsyn_flower.server_apps.methods.training import Updating, local_steps
-from privsyn_flower.server_apps.topics import check_generator, topics_of
+from privsyn_flower.server_apps.topics import (
+    SYNTHETIC,
+    Resampling,
+    as_it_comes,
+    check_generator,
+    topics_of,
+)
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.ctcl.strategy import BOUND, CTCL, ctcl_phases, trainer_of
