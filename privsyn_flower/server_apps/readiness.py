@@ -22,6 +22,7 @@ from privsyn_flower.strategies.engine.session import in_cluster
 from privsyn_flower.text.embedders import MINILM_INT8
 from privsyn_flower.text.fingerprints import FACTS
 from privsyn_flower.text.models.devices import resolve_device, training_device
+from privsyn_flower.text.models.packaged import INSTALL, SMOLLM2
 from privsyn_flower.text.tiny.assets import embedded
 
 if TYPE_CHECKING:
@@ -162,3 +163,42 @@ def used_models(config: RunConfig) -> dict[str, str]:
     """kind -> name of the models that the run will load."""
     used = recipe_of(config).loads(config) | ({"downstream"} if config.benchmark else set())
     return {kind: getattr(config.models, kind) for kind in ModelsConfig.kinds if kind in used}
+
+
+WRITER = SMOLLM2.name  # a generator that can write English
+WRITER_MODULES = (SMOLLM2.module, "gguf")  # its weights, and what reads them
+
+
+def notes(config: RunConfig) -> list[str]:
+    """For plan, terminal and report, a line each: the text will be no text like the users'.
+
+    The models that come with the package have read docstrings, which only the demos learn.
+    """
+    found = []
+    if config.data.canaries:
+        found.append(
+            f"{config.data.canaries:,} of the {config.data.users:,} users are made up for an audit "
+            "(data.canaries), and half of them are empty: the result is for `privsyn inspect`, not "
+            "for use"
+        )
+    if config.data.source == "docstrings":
+        return found
+    used = used_models(config)
+    kinds = [kind for kind in ("generator", "conditional") if embedded(kind, used.get(kind, ""))]
+    found += [
+        f"models.{kind} = {used[kind]!r} is a very small model of English docstrings: it writes "
+        f"fragments like them, and no text like your users'. {_way_out(kind)}"
+        for kind in kinds
+    ]
+    if config.seeds_alone and not config.expand.samples:
+        found.append(
+            "expand.samples = 0: the result is the seeds, texts that the votes pick among the "
+            f"candidates (seeds.jsonl), because models.generator = {config.models.generator!r} "
+            f"would write fragments of English docstrings. {_way_out('generator')}"
+        )
+    return found
+
+
+def _way_out(kind: str) -> str:
+    own = f"{INSTALL} and set models.generator = '{WRITER}' (English), or "
+    return f"To have real text: {own * (kind == 'generator')}name the folder of any causal model"

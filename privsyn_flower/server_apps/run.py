@@ -38,7 +38,6 @@ from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.recipe import Recipe
 from privsyn_flower.server_apps.models import Models
-from privsyn_flower.server_apps.notes import notes
 from privsyn_flower.server_apps.privacy_plan import (
     baseline,
     federation_spec,
@@ -47,7 +46,7 @@ from privsyn_flower.server_apps.privacy_plan import (
     statement_fields,
 )
 from privsyn_flower.server_apps.public_text import PublicText, carried_by, public_text
-from privsyn_flower.server_apps.readiness import try_run
+from privsyn_flower.server_apps.readiness import notes, try_run
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.callbacks import Callbacks
 from privsyn_flower.strategies.engine.node_failures import NODES, NodeFailures

@@ -9,8 +9,7 @@ import pytest
 from privsyn_flower.app.report.summaries import verdict_lines
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import RunConfig
-from privsyn_flower.server_apps.notes import notes
-from privsyn_flower.server_apps.readiness import faults
+from privsyn_flower.server_apps.readiness import faults, notes
 from privsyn_flower.text.models.packaged import INSTALL
 
 OWN = {"data.source": "files", "data.path": "/users.jsonl", "data.public-path": "/public.jsonl"}

@@ -27,9 +27,8 @@ from privsyn_flower.data.text_files import (
 )
 from privsyn_flower.data.values import Columns, quote_columns
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.notes import WRITER, WRITER_MODULES
 from privsyn_flower.server_apps.public_text import by_class, candidates, is_deployment
-from privsyn_flower.server_apps.readiness import missing, used_models
+from privsyn_flower.server_apps.readiness import WRITER, WRITER_MODULES, missing, used_models
 from privsyn_flower.strategies.baselines.config import DPPromptConfig
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.text.embedders import longer_than_read

@@ -27,10 +27,9 @@ from privsyn_flower.protocol.question import OptionValue, Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.training import training_strategy
-from privsyn_flower.server_apps.notes import notes
 from privsyn_flower.server_apps.privacy_plan import ledger_terms, privacy_plan
 from privsyn_flower.server_apps.public_text import check_deployment
-from privsyn_flower.server_apps.readiness import missing
+from privsyn_flower.server_apps.readiness import missing, notes
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.matrix_noise import charged_norms
 from privsyn_flower.strategies.engine.mechanisms import encoding_of
