@@ -2,7 +2,7 @@
 
 `private.arrow`, `test.arrow` and `development.arrow` hold PRIVATE users; `public.arrow` and
 `public_validation.arrow` are public. A deployed node never comes here: it reads its own file
-with `load_users`.
+with `load_users`. Where the text comes from: SOURCES, by the name in `data.source`.
 """
 
 from __future__ import annotations

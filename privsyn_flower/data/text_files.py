@@ -1,4 +1,6 @@
-"""Text of files or of the Hugging Face hub: users by a column, and the public text beside them."""
+"""Text of files or of the Hugging Face hub (data sets whole or streamed, and local folders that are
+laid out so): users by a column, and the public text beside them.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ A charge cannot be taken back. So whatever only the result needs (the model that
 that is trained on the releases, their server, device, libraries and disk) is looked for or used
 once before anybody is asked. `faults` is shared by `privsyn plan`, `privsyn run` and the ServerApp;
 `try_run` loads models, which the ServerApp alone does: it keeps them.
+`notes`: what a run must be told of its result before anybody is asked.
 """
 
 from __future__ import annotations

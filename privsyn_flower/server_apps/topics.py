@@ -1,4 +1,6 @@
-"""What CTCL begins with: topics of the public pool, and a generator that can learn texts of it."""
+"""What CTCL begins with: topics of the public pool, and a generator that can learn texts of it;
+and its baseline "+ Resample": a pool of text without conditions, its clusters, and the draw
+(`strategies.synthesis.topic_counts`)."""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.common.files import build_folder
 from privsyn_flower.common.progress import Progress
 from privsyn_flower.common.randomness import seeded
@@ -145,3 +148,11 @@ class Resampling:
         )
         write_jsonl(target, rows)
         return Written(samples, len(pool), 0)
+
+
+def histogram_of(folder: RunFolder) -> tuple[F64, float]:
+    """A run's released counts of topics (m,), and the standard deviation of their noise."""
+    state = RunFolder(folder.path / "evaluations" / TOPICS).last_checkpoint()
+    if state is None:
+        raise RuntimeError(f"{folder.path} has no histogram of topics")
+    return np.array(state["state"]["released"]), float(state["state"]["noise_std"])

@@ -3,6 +3,7 @@
 Source: CTCL (Tan et al. 2025, arXiv 2503.12347), section 3.2 and BERTopic (Grootendorst 2022,
 arXiv 2203.05794). The default is spherical k-means (Dhillon and Modha 2001), whose number of topics
 is given and which leaves no text out; HDBSCAN is the paper's.
+Clusters are the same in every process, whatever its threads.
 
 Memory is bounded whatever the number of texts: of more than TEXTS_PER_TOPIC texts a topic, that
 many are drawn (one pass over a stream), and centres, sizes and keywords are theirs.

@@ -19,9 +19,9 @@ from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import ConfigError, RunConfig, load_config, to_toml
 from privsyn_flower.privacy.plan import ROUNDS
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
-from privsyn_flower.server_apps.methods.ctcl import histogram_of
 from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from privsyn_flower.server_apps.run import Run
+from privsyn_flower.server_apps.topics import histogram_of
 from privsyn_flower.strategies.ctcl.strategy import TOPICS
 from privsyn_flower.strategies.synthesis import topic_texts
 from privsyn_flower.strategies.synthesis.topic_counts import largest_remainder, proportions

@@ -2,6 +2,10 @@
 
 A speed is tokens a second of one kind of work by a model of one size. They are measured once and
 kept in `speeds.json` in the cache folder by sizes, so that nothing of a run is in it.
+
+What a run will take is counts of work times these speeds (`forecast`). The counts are the recipes'
+(`Task`), bounded by public keys; what no speed is known for is counted at the machine's best ("at
+least").
 """
 
 from __future__ import annotations

@@ -6,6 +6,11 @@ receiver, a list of subjects; of each subject, a conversation. Text is varied by
 fixed variables and by these lists, not by a high temperature. Section 3.3: an article becomes a
 conversation. All words to the model are in this file, and are ours. Unlike the paper's, they ask
 for one message on each line, after its writer's name, so that turns can be told apart (`turns`).
+
+A model of a hundred million parameters cannot give receivers, subjects and conversations, but it
+can go on with a list: of it short messages are asked for. A prompt is the beginning of one: a
+persona, a mood and a subject in a heading, and a few messages that we wrote, in several registers.
+What comes back is cut into messages and sifted; each cause is counted.
 """
 
 from __future__ import annotations

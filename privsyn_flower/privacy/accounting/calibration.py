@@ -6,6 +6,10 @@ What is found here is not taken on trust: `composition` prices it again, when a 
 A look at what a multiplier costs may compose privacy loss distributions, which takes a tenth of a
 second and more. Epsilon falls in the multiplier, and its logarithm in the multiplier's is almost a
 straight line.
+
+`infeasibilities`: whether a run's numbers can give anything, by public numbers only. Its lengths
+are in bounds of one user's answer, so that the bound itself does not matter: `answers` users whose
+answers are equal and whole sum to `answers`.
 """
 
 from __future__ import annotations

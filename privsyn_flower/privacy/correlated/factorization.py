@@ -5,6 +5,13 @@ its privacy is that of one Gaussian of multiplier z / sensitivity(C), adaptively
 vectors included (Denisov et al. 2022, arXiv 2202.08312, Theorem 2.1; for trees, whose nodes have
 noise of their own, Kairouz et al. 2021). A run that is stopped has paid for a prefix: the same
 with `cumulative_sensitivity`. Adjacency is zero-out.
+
+`optimise_banded` and `optimise_buffers` find coefficients with the least error: the root mean
+square, over rounds, of the standard deviation of a prefix sum's noise, times the sensitivity, which
+is what it is at the noise that a given epsilon needs. Its logarithm is minimised by L-BFGS with the
+exact gradient; both problems are small and take well under a second for 2,000 rounds. Sources:
+Choquette-Choo et al. 2024 (arXiv 2306.08153) for banded matrices, McMahan, Xu, Zhang 2024 (arXiv
+2408.08868) for BLTs under multiple participation.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from privsyn_flower.server_apps.topics import (
     Resampling,
     as_it_comes,
     check_generator,
+    histogram_of,
     topics_of,
 )
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
@@ -412,14 +413,6 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         path = self.folder.path / "topics.png"
         draw_topics(self.topics.keywords, shares, true, path, caption=self.run.caption)
         return figures, []
-
-
-def histogram_of(folder: RunFolder) -> tuple[F64, float]:
-    """A run's released counts of topics (m,), and the standard deviation of their noise."""
-    state = RunFolder(folder.path / "evaluations" / TOPICS).last_checkpoint()
-    if state is None:
-        raise RuntimeError(f"{folder.path} has no histogram of topics")
-    return np.array(state["state"]["released"]), float(state["state"]["noise_std"])
 
 
 def _texts(path: Path) -> list[LabelledText]:

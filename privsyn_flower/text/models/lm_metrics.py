@@ -2,6 +2,7 @@
 
 One base model stays in memory; public parameters (`parameters.py`) are laid over it for a while
 and taken off again exactly. The model is the caller's own folder, in safetensors.
+`Likelihoods`: of each of many public texts, without gradients.
 """
 
 from __future__ import annotations

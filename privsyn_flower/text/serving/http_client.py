@@ -2,6 +2,7 @@
 
 What travels is public (prompts of public or released text); prompts of private text, which
 `expand-private` makes, go to servers of this machine alone. API keys are sent and never shown.
+`AdapterSlot`: a LoRA adapter on a vLLM server, loaded and unloaded while it runs.
 """
 
 from __future__ import annotations
