@@ -81,7 +81,7 @@ def coverage(
     ] = False,
 ) -> None:
     """How many words of `vocabulary` occur in each stage's text, and in the mix."""
-    from privsyn_flower.app.public.report import measure_coverage
+    from privsyn_flower.app.public.mixing import measure_coverage
 
     _make("", config, settings, lambda one, bar: measure_coverage(one, source=source, progress=bar))
 
@@ -95,7 +95,7 @@ def _make(
     """Load the file, do a stage's work, and tell what the corpus is then."""
     from privsyn_flower.app.cli.display import Display
     from privsyn_flower.app.public.corpus import corpus_folder
-    from privsyn_flower.app.public.report import REPORT, write_report
+    from privsyn_flower.app.public.mixing import REPORT, write_report
     from privsyn_flower.config.public import load_public_config
 
     with failing(ValueError, RuntimeError, interrupted=RESUMED):

@@ -19,8 +19,7 @@ import pytest
 from privsyn_flower.app.public import journal as journals
 from privsyn_flower.app.public.corpus import convert_texts, filter_texts, write_chats
 from privsyn_flower.app.public.journal import Journal, read_state
-from privsyn_flower.app.public.mixing import mix
-from privsyn_flower.app.public.report import measure_coverage, write_report
+from privsyn_flower.app.public.mixing import measure_coverage, mix, write_report
 from privsyn_flower.app.public.source import carried
 from privsyn_flower.common.files import DataError, LockTaken
 from privsyn_flower.config.public import PublicTextConfig

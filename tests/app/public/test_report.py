@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.public.report import find_occurrences
+from privsyn_flower.app.public.mixing import find_occurrences
 from privsyn_flower.common.files import DataError
 from privsyn_flower.text.words import Vocabulary, read_vocabulary
 
