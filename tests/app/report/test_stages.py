@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from privsyn_flower.app.report.stages import progress_text, stage_in_words
+from privsyn_flower.app.cli.display import progress_text, stage_in_words
 
 
 def test_stages_are_named_with_their_unit() -> None:
