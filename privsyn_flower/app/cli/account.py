@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from privsyn_flower.app.cli.errors import AsJson, Commands, fail, failing
-from privsyn_flower.app.report.ledgers import LedgerView, open_ledger
-from privsyn_flower.app.report.reading import read_run
+from privsyn_flower.app.report.reading import LedgerView, open_ledger, read_run
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.privacy.accounting import calibration
 from privsyn_flower.privacy.accounting import composition as accounting

@@ -22,8 +22,7 @@ from privsyn_flower.app.report.html.parts import (
     spread,
     why_unclaimed,
 )
-from privsyn_flower.app.report.ledgers import LedgerView
-from privsyn_flower.app.report.reading import RunFolder
+from privsyn_flower.app.report.reading import LedgerView, RunFolder
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.wording import at_most, delta_at_most
