@@ -25,8 +25,8 @@ from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, load_config
 from privsyn_flower.config.schema import RunConfig, cache_folder
 from privsyn_flower.data.federation import Federation, prepare
-from privsyn_flower.evaluation.closeness import HeldOut, closeness
 from privsyn_flower.evaluation.intervals import Interval, over_users
+from privsyn_flower.evaluation.metrics import HeldOut, closeness
 from privsyn_flower.evaluation.public import downstream_of, tuning_of
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.tiny.assets import shipped_model

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from privsyn_flower.common.arrays import F32
-from privsyn_flower.evaluation.closeness import HeldOut, closeness, frontier_area
-from privsyn_flower.evaluation.metrics import frechet_distance
+from privsyn_flower.evaluation.metrics import HeldOut, closeness, frechet_distance, frontier_area
 
 
 def texts(count: int, seed: int, *, shift: float = 0.0, width: int = 8) -> F32:

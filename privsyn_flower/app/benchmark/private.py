@@ -16,9 +16,14 @@ from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import EmbeddingCache, Federation
 from privsyn_flower.data.caches import classes_of
-from privsyn_flower.evaluation.closeness import NEIGHBOURS, HeldOut, closeness
 from privsyn_flower.evaluation.duplicates import near_duplicates
-from privsyn_flower.evaluation.metrics import frechet_by_size, frechet_distance
+from privsyn_flower.evaluation.metrics import (
+    NEIGHBOURS,
+    HeldOut,
+    closeness,
+    frechet_by_size,
+    frechet_distance,
+)
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.votes import shard_votes
 from privsyn_flower.text.protocols import Embedder
