@@ -14,8 +14,8 @@ from privsyn_flower.app.cli.display import fitted, width
 from privsyn_flower.app.cli.ending import tell
 from privsyn_flower.app.preflight.data import default_generator
 from privsyn_flower.app.preflight.exchange import exchange_of
+from privsyn_flower.app.preflight.numbers import SURE, signal_of
 from privsyn_flower.app.preflight.plan import ModelPlan, Plan, plan_of, releases
-from privsyn_flower.app.preflight.signal import SURE, signal_of
 from privsyn_flower.app.preflight.speeds import Machine, Stage, spoken, this_machine, timed
 from privsyn_flower.config import (
     RunConfig,

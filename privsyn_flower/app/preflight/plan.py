@@ -17,7 +17,7 @@ from privsyn_flower.app.preflight.data import HUB, left_out, long_texts
 from privsyn_flower.app.preflight.exchange import Exchange, exchange_of, past_bytes, trained
 from privsyn_flower.app.preflight.findings import Finding
 from privsyn_flower.app.preflight.machine import in_hub_cache
-from privsyn_flower.app.preflight.signal import Signal, signal_of, weak
+from privsyn_flower.app.preflight.numbers import Signal, signal_of, weak
 from privsyn_flower.app.preflight.sizes import model_files, size_of
 from privsyn_flower.app.preflight.speeds import Machine, Stage, forecast, memory_needed, too_large
 from privsyn_flower.config import RunConfig

@@ -18,8 +18,8 @@ from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.app.preflight.data import long_texts
 from privsyn_flower.app.preflight.exchange import question_bytes, trained
+from privsyn_flower.app.preflight.numbers import one_users_votes, signal_of
 from privsyn_flower.app.preflight.plan import Plan, plan_of
-from privsyn_flower.app.preflight.signal import one_users_votes, signal_of
 from privsyn_flower.app.preflight.sizes import size_of
 from privsyn_flower.app.preflight.speeds import Machine, speed_key
 from privsyn_flower.config import RunConfig, absolute_paths, load_config
