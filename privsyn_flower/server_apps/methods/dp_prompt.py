@@ -18,8 +18,8 @@ from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.baseline import LocalParaphrases
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.methods.baseline import BaselineRecipe
 from privsyn_flower.server_apps.methods.stages import Task, generation
+from privsyn_flower.server_apps.methods.synthesis import BaselineRecipe
 from privsyn_flower.strategies.baselines.config import DPPromptConfig
 from privsyn_flower.text.prompts import LabelledText
 

@@ -7,8 +7,8 @@ from typing import Any
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.baseline import Baseline, PublicAlone
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.methods.baseline import BaselineRecipe
 from privsyn_flower.server_apps.methods.stages import Task, expansion
+from privsyn_flower.server_apps.methods.synthesis import BaselineRecipe
 from privsyn_flower.text.prompts import LabelledText
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.baseline import PublicAlone
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.methods.baseline import BaselineRecipe
+from privsyn_flower.server_apps.methods.synthesis import BaselineRecipe
 from privsyn_flower.server_apps.public_text import labels_of
 from privsyn_flower.text.prompts import LabelledText
 

@@ -7,7 +7,7 @@ import functools
 import logging
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -26,10 +26,16 @@ from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.data import label_of
 from privsyn_flower.evaluation.quality import faults, quality, sentences
+from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
-from privsyn_flower.server_apps.methods.stages import Task, fine_tunings, models_to_make
+from privsyn_flower.server_apps.methods.stages import (
+    Task,
+    fine_tunings,
+    models_to_make,
+    private_texts,
+)
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.prompts import ExamplePrompts, LabelledText, TooFewTextsError, expand
@@ -293,3 +299,44 @@ def _by_class(texts: Sequence[str]) -> Sequence[str] | dict[str, list[str]]:
 def _with_labels(texts: list[LabelledText]) -> list[str]:
     """The texts as the benchmark reads private ones: a label comes with its text."""
     return [UserText(one.text, one.label) if one.label else one.text for one in texts]
+
+
+class BaselineRecipe(Writing[list[str]]):
+    """A row without rounds. Its `baseline` says what it claims."""
+
+    controls = (RANDOM_PUBLIC,)
+
+    @classmethod
+    def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:
+        """There is none. Raises ConfigError."""
+        raise ConfigError(f"method = {config.method!r} asks no user anything: there is no answer")
+
+    @classmethod
+    def phases(cls, config: RunConfig) -> list[Phase]:
+        return []
+
+    @classmethod
+    def loads(cls, config: RunConfig) -> set[str]:
+        """The embedder measures distances for the benchmark."""
+        return {"embedder"} if config.benchmark else set()
+
+    @classmethod
+    def work(cls, config: RunConfig) -> list[Task]:
+        """And the users' texts, which no round has embedded before the benchmark."""
+        own = super().work(config)
+        if config.benchmark:
+            what = "embedding the users' texts"
+            own.append(replace(private_texts(config), stage="benchmark", what=what, nodes=False))
+        return own
+
+    @classmethod
+    def faults(cls, config: RunConfig) -> Iterator[str]:
+        if config.evaluation.rival:
+            yield (
+                f"evaluation.rival = {config.evaluation.rival!r} is simulated at a run's noise, "
+                f"and method = {config.method!r} has none: set it to ''"
+            )
+
+    def feedback(self, strategy: list[str], private: Private, held_out: F32) -> Feedback:
+        """Nobody answered."""
+        return {}, []
