@@ -29,7 +29,7 @@ from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.rows import Terms
 from privsyn_flower.client_apps.node.schedule import Schedule
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
-from privsyn_flower.privacy.correlated.participation import Participation
+from privsyn_flower.privacy.correlated.toeplitz import Participation
 from privsyn_flower.privacy.encoding.dense import dense_numbers
 from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.protocol.greeting import Hello
