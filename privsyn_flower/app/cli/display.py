@@ -1,4 +1,6 @@
-"""The terminal: progress bars from events, and tables that fit its width."""
+"""The terminal: progress bars from events, with what a stage does in words, and tables that fit its
+width.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The numbers of a run: keys that exclude each other, what noise leaves, what the ledger has."""
+"""The numbers of a run: keys that exclude each other, what noise leaves, what the ledger has; and
+the noise of a release beside what the users' answers come to (`privsyn plan`'s first lines).
+
+That is in units of the released sum. The answers are bounded, so the most that they can come to is
+known before anything is asked; what they will come to is not, and nothing here guesses it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.app.preflight.findings import Finding, Findings
 from privsyn_flower.config import EvolutionConfig, RunConfig, split_list
 from privsyn_flower.privacy.accounting.calibration import infeasibilities
 from privsyn_flower.privacy.encoding.dense import DensePlan

@@ -1,7 +1,10 @@
-"""The stages' texts as one file of examples, for any method's `data.public-path`.
+"""The stages' texts as one file of examples, for any method's `data.public-path`; and the report of
+what a corpus holds and what it cost, made of the stages' states.
 
 Gboard paper (Wu et al. 2024), sections 3.4 and C.1: filtered texts and chats are put together as
-they are; each turn of a chat and each sentence of a filtered text is an example.
+they are; each turn of a chat and each sentence of a filtered text is an example. Coverage is the
+share of a vocabulary that occurs in a text (section 3.3, Table 2): a word that occurs in no text of
+the pre-training has an embedding that nothing was learned for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""A run folder as it can be shown: finished, going on, or left behind by a kill.
+"""A run folder as it can be shown: finished, going on, or left behind by a kill; and the ledger of a
+run and of others on the same users.
 
 Everything read here is public by the design of a run folder, but for what stands under `benchmark`
 in the summary. A file that is not there yet, or is cut off in the middle of a line, is no error;
 one that is damaged is named in `problems`, and the rest is shown. Memory is bounded by the number
-of rounds and stages, not by how many events or texts there are.
+of rounds and stages, not by how many events or texts there are. A ledger is read without a lock and
+nothing is written: rows are only ever appended, and a last one without its newline was never
+acknowledged to anyone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""PrE-Text in a run: a population from the public pool, seeds, and text expanded from them.
+"""PrE-Text in a run: a population from the public pool, seeds, and text expanded from them; and
+PE+SFT, which fine-tunes the generator on what evolution found before it writes.
 
-Private evolution (`pe.py`) is the same recipe around another algorithm and table of keys.
+Private evolution (`pe.py`) is the same recipe around another algorithm and table of keys. PE+SFT is
+POPri's baseline (Hou et al. 2025, section 3 and Table 1): the model learns the best texts by their
+next words, as if they were perfect. The texts are differentially private, so it costs nothing.
 """
 
 from __future__ import annotations

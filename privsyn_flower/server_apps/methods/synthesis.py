@@ -1,5 +1,7 @@
 """What the recipes of methods that write text share: the text, its benchmark; of those with rounds
-their control, too."""
+their control, too; of rows of the papers' tables whose users answer nothing that there are no
+phases and no ledger (their `strategy` is the list of texts that they begin with).
+"""
 
 from __future__ import annotations
 
