@@ -1,5 +1,5 @@
-"""A run folder as it can be shown: finished, going on, or left behind by a kill; and the ledger of a
-run and of others on the same users.
+"""A run folder as it can be shown: finished, going on, or left behind by a kill; and the ledger of
+a run and of others on the same users.
 
 Everything read here is public by the design of a run folder, but for what stands under `benchmark`
 in the summary. A file that is not there yet, or is cut off in the middle of a line, is no error;

@@ -1,5 +1,5 @@
-"""Strategy matrices C with constant diagonals: independent, banded and buffered (BLT) noise; and how
-often one user may take part, which their sensitivity is computed for.
+"""Strategy matrices C with constant diagonals: independent, banded and buffered (BLT) noise; and
+how often one user may take part, which their sensitivity is computed for.
 
 C is lower triangular, C[t, s] = c_{t-s}, with c_0 >= c_1 >= ... >= 0. What is released is x + N
 with C N = z for standard normal z, so a release tells no more than C x + z does.
