@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from tests.rigs.conditional_updates import (
     by_hand,
     topics,
 )
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 from tests.rigs.updates import (
     CANARY,
     CLIP,
@@ -53,15 +53,6 @@ from tests.rigs.updates import (
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 PEOPLE = {name: texts for name, texts in USERS.items() if name != "long"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

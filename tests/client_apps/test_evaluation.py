@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.rigs.evaluation import (
     base,  # noqa: F401
     question,
 )
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 TICKET = Ticket("run", "evaluation", 1, 1)
@@ -45,15 +45,6 @@ USERS = {
     "empty": [],
     "blank": ["", ""],
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def node(tmp_path: Path, base: Path | None, load: Any = lambda: USERS, **facts: Any) -> Node:

@@ -7,7 +7,6 @@ in exact integers; whatever else the noise depends on must be the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from privsyn_flower.data import LabelledText
 from tests.client_apps.rig import KINDS, NAMES, USERS, Asked, asked, bare
 from tests.conftest import sentences
 from tests.rigs import scores as scores_rig
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 HOSTILE = {
@@ -36,15 +36,6 @@ HOSTILE = {
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: Any) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def outline(reply: Any) -> Any:

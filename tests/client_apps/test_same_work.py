@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from privsyn_flower.training.models import LoadedLM
 from tests.client_apps.rig import KINDS, USERS, Asked, asked, bare
 from tests.conftest import node_context
 from tests.rigs.answers import question
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 PACKAGE = str(Path(answers.__file__).parent.parent)
@@ -47,15 +48,6 @@ Calls = Counter[tuple[Any, ...]]  # safetensors shuffles its arrays, so the orde
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: Any) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(fingerprints, "RESTED", -1)  # of a young model's files, too, they are kept
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=KINDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from privsyn_flower.training import LocalTraining, trained_layout
 from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 from privsyn_flower.training.models import LoadedLM, load_model
 from tests.conftest import loopback_message, node_context, sentences
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 from tests.rigs.updates import (
     CLIP,
     INDICATOR,
@@ -57,15 +58,6 @@ from tests.rigs.updates import (
     start,
 )
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from privsyn_flower.evaluation.rows import Work, rows_digest
 from privsyn_flower.evaluation.tuning import Plateau, Tuning, batches
 from privsyn_flower.text.models.batches import causal_loss, pad_rows
 from tests.rigs.fitting import WORDS, texts
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 from tests.text.conftest import causal_folder, masked_folder
 
 __all__ = ["causal_folder", "masked_folder"]  # pytest finds fixtures by name
@@ -29,14 +29,6 @@ WAYS = {
     "epochs": {"epochs": 2, "schedule": "constant", "warm_up": 0.0, "clip": 0.0},
     "cosine": {"schedule": "cosine", "weight_decay": 0.1, "clip": 0.1},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

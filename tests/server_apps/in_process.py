@@ -6,7 +6,7 @@ What test files share; a fixture is found by its name where a file imports it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.run import Run
 from tests.app.report.records import deployment_of
 from tests.conftest import node_context, sentences
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 TEXTS_PER_USER = 3
@@ -70,16 +71,6 @@ PRETEXT: dict[str, Any] = {
     "pretext.variation": "retrieval",
 }
 POLICY = "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.1\nlifetime-epsilon = 50.0\n"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small lose far more to waiting threads than they gain."""
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.topics import load_topics
 from tests.conftest import node_context, sentences
 from tests.rigs.conditional import bart_folder  # noqa: F401
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
 
@@ -41,16 +42,6 @@ HANDLERS = {
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 TEXTS_PER_USER = 3
 SAMPLES = 40
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small lose far more to waiting threads than they gain."""
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

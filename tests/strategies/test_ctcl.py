@@ -37,16 +37,8 @@ from tests.rigs.ctcl import (
     topics,
     training,
 )
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def session(grid: Any, folder: Path, strategy: CTCL, epsilon: float = EPSILON) -> Session:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from privsyn_flower.strategies.evaluation.strategy import (
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.text.models.parameters import ParametersError
 from tests.conftest import node_context, sentences
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 CANARY = "xylophone"
@@ -45,15 +45,6 @@ USERS = {
     for i in range(4)
 }
 CAPS = Caps(max_tokens=80, max_loss=9.0, sequence_length=30)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from privsyn_flower.training.low_rank import initial_parameters, linear_weights,
 from privsyn_flower.training.models import load_model
 from tests.rigs.conditional import bart_folder  # noqa: F401
 from tests.rigs.conditional_updates import SOURCE, by_hand, conditions
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 from tests.rigs.updates import CLIP, USERS, answer, decoded, node, noise, question
 
 OPTIONS = LocalTraining(
@@ -29,15 +29,6 @@ OPTIONS = LocalTraining(
 )
 TEXTS = ["a river of stone", "", "theorem lemma proof " * 9]
 CONDITIONS = ["Keywords: river, stone", "Keywords: tea", ""]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

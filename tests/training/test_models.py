@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,13 @@ from privsyn_flower.training.layout import Optimizer
 from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 from privsyn_flower.training.models import TOKEN_CHARACTERS, CausalLM, load_model
 from tests.conftest import sentences
-from tests.rigs.models import factors, folder, gpt2, moved  # noqa: F401
+from tests.rigs.models import (  # noqa: F401
+    factors,
+    folder,
+    gpt2,
+    moved,
+    one_thread,
+)
 from tests.text.conftest import causal_folder, make_tokenizer  # noqa: F401 - fixtures
 
 TEXTS = ["a river of stone", *sentences(4, 1), "x" * 300, ""]
@@ -25,15 +30,6 @@ OPTIONS = LocalTraining(
     "sgd", 0.5, 0.0, 0.0, epochs=2, batch_size=3, max_steps=100, sequence_length=12
 )
 PROJECTIONS = 2 * 7  # linear layers of the tiny Llama
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from tests.rigs.models import (
     factors,
     gpt2,  # noqa: F401
     moved,
+    one_thread,  # noqa: F401 - a fixture
 )
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
@@ -34,15 +34,6 @@ STEP = LocalTraining(
 )  # fmt: skip
 USERS = [["a river of stone"], [], sentences(3, 1), ["x", *sentences(1, 2)], sentences(2, 3)]
 MOST = 16  # of a condition's tokens
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])

@@ -21,6 +21,7 @@ from privsyn_flower.text.models.lm_metrics import TOKEN_CHARACTERS, Likelihoods,
 from tests.text.conftest import SENTENCES, causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds fixtures by name
+from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 
 torch = pytest.importorskip("torch")
 from privsyn_flower.text.models import lstm  # noqa: E402 - it imports torch
@@ -28,15 +29,6 @@ from privsyn_flower.text.models import lstm  # noqa: E402 - it imports torch
 TINY: dict[str, Any] = {"words": 60, "hidden": 12, "embedding": 6}
 TEXTS = [*SENTENCES, "zebra zebra zebra", "", "Fox", "a zebra near the river"]
 LENGTH = 10
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small lose far more to waiting threads than they gain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
