@@ -18,10 +18,10 @@ from privsyn_flower.app.public.proximity import (
     score_texts,
 )
 from privsyn_flower.text.models.lm_metrics import TOKEN_CHARACTERS, Likelihoods, unknown_rates
+from tests.rigs.models import one_thread
 from tests.text.conftest import SENTENCES, causal_folder
 
-__all__ = ["causal_folder"]  # pytest finds fixtures by name
-from tests.rigs.models import one_thread  # noqa: F401 - a fixture
+__all__ = ["causal_folder", "one_thread"]  # pytest finds fixtures by name
 
 torch = pytest.importorskip("torch")
 from privsyn_flower.text.models import lstm  # noqa: E402 - it imports torch
