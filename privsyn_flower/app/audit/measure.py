@@ -147,16 +147,12 @@ def _measured(
     statistic, taken = filtered(left, shifts, seen.which, seen.put), seen.put > 0.5
     sampled = rate < 1
     sampling = sampling_test(seen.draws, taken[seen.present], rate) if sampled else None
+    sides = halves(statistic, taken), halves(statistic, ~seen.present)
+    drawn = taken[seen.present] if sampled else None
     found = Audit(
         kind=kind,
         claimed_epsilon=_claimed(config, seen, phase),
-        lower_bound=epsilon_lower_bound(
-            halves(statistic, taken),
-            halves(statistic, ~seen.present),
-            config.delta,
-            CONFIDENCE,
-            taken[seen.present] if sampled else None,
-        ),
+        lower_bound=epsilon_lower_bound(*sides, config.delta, CONFIDENCE, drawn),
         confidence=CONFIDENCE,
         trials=trials,
         noise_variance_ratio=ratio,

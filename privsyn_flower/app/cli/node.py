@@ -68,13 +68,12 @@ def forget(
         sums = any((place / FOLDER).glob("*"))
         records = NodeRecords(place / RECORDS_FILE)
         embeddings = EmbeddingCache(place / "embeddings", "")
-        begun = any((place / name).exists() for name in (RECORDS_FILE, KEY_FILE))
+        begun = (place / RECORDS_FILE).exists() or (place / KEY_FILE).exists()
         known = unknown or (begun and records.knows(user)) or _in_data(user, node_config)
         if not (known or embeddings.forget(user)):
             raise ValueError(
-                f"user = {given!r}: this node never had this id, and nobody was withdrawn; check "
-                "its spelling against the data file (--node-config FILE looks there), or add "
-                "--unknown"
+                f"user = {given!r}: this node never had this id, and nobody was withdrawn; check it "
+                "against the data file (--node-config FILE looks there), or add --unknown"
             )
         # Withdrawn first: a query answered meanwhile must not embed the text again.
         records.forget(user)

@@ -45,6 +45,7 @@ from privsyn_flower.text.preference.tuning import (
     Tuning,
     encode_pairs,
     epoch_folder,
+    longest_first,
 )
 
 SCHEDULES = {"cosine": "cosine", "constant": "constant_with_warmup"}  # transformers' names
@@ -66,33 +67,7 @@ def fit(
     """
     checkpoints = work / CHECKPOINTS
     with quiet(), untouched_randomness(), responses_only(setting.device), one_worker():
-        tokenizer = load_tokenizer(setting.model, KEY)
-        model = load_model(
-            "AutoModelForCausalLM", setting.model, KEY, setting.device, setting.dtype
-        )
-        base = base_of(setting.model, model, KEY)
-        rising = 0 if start is not None else tuning.warmup_steps
-        arguments = _arguments(setting, tuning, checkpoints, model.dtype, seed, rising)
-        context = int(getattr(model.config, "max_position_embeddings", 1 << 30))
-        turn = chat_turn(tokenizer, setting.model) if tuning.chat else None
-        rows = encode_pairs(
-            pairs,
-            tokenizer,
-            context=context,
-            ending=tuning.ending,
-            names=NEEDED[tuning.method],
-            turn=turn,
-        )
-        adapter = lora(tuning.lora_rank, tuning.lora_alpha)
-        common = {"model": model, "processing_class": tokenizer, "peft_config": adapter}
-        trainer = _trainer(rows, pairs, tuning, arguments, common)
-        if start is not None:
-            _load(trainer.model, start, base, tuning)
-        if tuning.method == "grpo":
-            from privsyn_flower.text.preference.policy import keep_policy
-
-            keep_policy(trainer)
-        trainer.remove_callback(PrinterCallback)
+        trainer, base = _prepared(setting, tuning, pairs, start, checkpoints, seed)
         latest = latest_checkpoint(checkpoints)
         with bar(setting.progress, "preference training", _steps(trainer, tuning)) as advance:
             saving = SaveCallback(work, base, setting.save_seconds, advance, tuning.processes)
@@ -100,24 +75,45 @@ def fit(
             trainer.train(resume_from_checkpoint=str(latest) if latest else None)
         metrics = epoch_metrics(trainer.state.log_history, trainer.state.max_steps, tuning)
         trainer.accelerator.free_memory()
-        del trainer, model
+        del trainer
         empty_cache(setting.device)
     return metrics
 
 
-def _trainer(
-    rows: Sequence[Row],
-    pairs: Sequence[Pair],
+def _prepared(
+    setting: Setting,
     tuning: Tuning,
-    arguments: dict[str, Any],
-    common: dict[str, Any],
-) -> Any:
-    """TRL's of the method."""
+    pairs: Sequence[Pair],
+    start: Path | None,
+    checkpoints: Path,
+    seed: int,
+) -> tuple[Any, Base]:
+    """TRL's trainer of the method, with the adapter to go on from; and the base's identity."""
+    tokenizer = load_tokenizer(setting.model, KEY)
+    model = load_model("AutoModelForCausalLM", setting.model, KEY, setting.device, setting.dtype)
+    base = base_of(setting.model, model, KEY)
+    rising = 0 if start is not None else tuning.warmup_steps
+    arguments = _arguments(setting, tuning, checkpoints, model.dtype, seed, rising)
+    context = int(getattr(model.config, "max_position_embeddings", 1 << 30))
+    turn = chat_turn(tokenizer, setting.model) if tuning.chat else None
+    rows = encode_pairs(
+        pairs, tokenizer, context=context, ending=tuning.ending, names=NEEDED[tuning.method],
+        turn=turn,
+    )  # fmt: skip
+    adapter = lora(tuning.lora_rank, tuning.lora_alpha)
+    common = {"model": model, "processing_class": tokenizer, "peft_config": adapter}
     if tuning.method == "grpo":
-        from privsyn_flower.text.preference.policy import grpo
+        from privsyn_flower.text.preference.policy import grpo, keep_policy
 
-        return grpo(rows, pairs, tuning, arguments, common)
-    return (_dpo if tuning.method == "dpo" else _sft)(rows, tuning, arguments, common)
+        trainer = grpo(rows, pairs, tuning, arguments, common)
+    else:
+        trainer = (_dpo if tuning.method == "dpo" else _sft)(rows, tuning, arguments, common)
+    if start is not None:
+        _load(trainer.model, start, base, tuning)
+    if tuning.method == "grpo":
+        keep_policy(trainer)
+    trainer.remove_callback(PrinterCallback)
+    return trainer, base
 
 
 class _DPO(Silent, DPOTrainer):  # type: ignore[misc]
@@ -183,12 +179,10 @@ def _loss(tuning: Tuning) -> dict[str, Any]:
 def _with_reference(trainer: Any, dataset: Dataset, rows: Sequence[Row]) -> Dataset:
     """The rows with log-probabilities of their responses under the base, adapter switched off."""
     sizes = [len(r["prompt_ids"]) + max(len(r["chosen_ids"]), len(r["rejected_ids"])) for r in rows]
-    order = sorted(range(len(rows)), key=sizes.__getitem__, reverse=True)
     width = 2 * trainer.args.per_device_train_batch_size  # no gradients to keep
     found = np.empty((len(rows), 2), dtype=np.float32)
     trainer.model.eval()
-    for first in range(0, len(order), width):
-        batch = order[first : first + width]
+    for batch in longest_first(sizes, width):
         inputs = trainer.data_collator([rows[i] for i in batch])
         inputs = {name: tensor.to(trainer.args.device) for name, tensor in inputs.items()}
         pair = trainer.compute_ref_log_probs(trainer.model, inputs)

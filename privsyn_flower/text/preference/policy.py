@@ -17,7 +17,7 @@ from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from privsyn_flower.text.models.libraries import one_device
-from privsyn_flower.text.preference.tuning import Pair, Row, Silent, Tuning
+from privsyn_flower.text.preference.tuning import Pair, Row, Silent, Tuning, longest_first
 
 
 class _GRPO(Silent, GRPOTrainer):  # type: ignore[misc]
@@ -70,14 +70,13 @@ def keep_policy(trainer: Any) -> None:
     killed goes on with the same ratios.
     """
     rows = list(trainer.train_dataset)
-    order = sorted(range(len(rows)), key=lambda i: len(_whole(rows[i])), reverse=True)
+    sizes = [len(row["prompt_ids"]) + len(row["completion_ids"]) for row in rows]
     width = 2 * trainer.args.per_device_train_batch_size  # no gradients to keep
     columns: dict[str, list[list[float]]] = {
         name: [[] for _ in rows] for name in ("old_logps", "ref_logps")
     }
     trainer.model.eval()
-    for first in range(0, len(order), width):
-        batch = order[first : first + width]
+    for batch in longest_first(sizes, width):
         inputs = Trainer._prepare_inputs(trainer, trainer.data_collator([rows[i] for i in batch]))
         now = _token_logps(trainer, inputs)
         with trainer.accelerator.unwrap_model(trainer.model).disable_adapter():
@@ -89,10 +88,6 @@ def keep_policy(trainer: Any) -> None:
     for name, values in columns.items():
         dataset = dataset.add_column(name, values)
     trainer.train_dataset = dataset
-
-
-def _whole(row: Row) -> list[int]:
-    return [*row["prompt_ids"], *row["completion_ids"]]
 
 
 def _token_logps(trainer: Any, inputs: dict[str, Any]) -> torch.Tensor:

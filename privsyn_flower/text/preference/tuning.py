@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -207,6 +207,13 @@ def _end_of_text(tokenizer: Any) -> int:
             "ending = None: models.generator's tokenizer has no end-of-text token; give a text"
         )
     return int(tokenizer.eos_token_id)
+
+
+def longest_first(lengths: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Places of rows in batches of at most `width`: what needs most memory fails at once."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    for first in range(0, len(order), width):
+        yield order[first : first + width]
 
 
 class Silent:
