@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import privsyn
+from tests.rigs.run import command, finish
 
 
 @pytest.mark.slow
@@ -15,26 +16,23 @@ from tests.end_to_end.conftest import privsyn
 def test_a_row_without_rounds_runs(mini: Path, tmp_path: Path) -> None:
     """Without a benchmark, which the pipeline's own tests run; and what must be refused is."""
     settings = ["--set", "method=public-only", "--set", f"run-folder={tmp_path / 'run'}"]
-    process = privsyn("run", mini / "mini.toml", *settings, cwd=tmp_path)
-    out, err = process.communicate(timeout=1500)
-    assert process.returncode == 0, err
-    assert out.splitlines()[-1] == str(tmp_path / "run")
-    assert "Epsilon = 0: no user was asked anything" in " ".join(out.split())
+    code, out, err = finish(privsyn("run", mini / "mini.toml", *settings, cwd=tmp_path))
+    assert code == 0, err
+    assert out[-1] == str(tmp_path / "run")
+    assert "Epsilon = 0: no user was asked anything" in " ".join(" ".join(out).split())
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["method"], summary["epsilon"], summary["rounds"]) == ("public-only", 0, 0)
     lines = (tmp_path / "run" / "synthetic.jsonl").read_text().splitlines()
     assert len(lines) == summary["synthetic_samples"] == 200
 
-    again = privsyn("run", "--resume", tmp_path / "run", cwd=tmp_path)
-    shown, err = again.communicate(timeout=1500)
-    assert again.returncode == 0 and shown == out, err
+    code, shown, err = command("run", "--resume", tmp_path / "run", cwd=tmp_path)
+    assert code == 0 and shown == out, err
 
     wrong = ["--set", "method=expand-private", "--set", f"run-folder={tmp_path / 'wrong'}"]
-    refused = privsyn("run", mini / "mini.toml", *wrong, cwd=tmp_path)
-    _, err = refused.communicate(timeout=1500)
-    assert refused.returncode != 0 and "benchmark = true" in err
-    assert "the seeds are the private texts" in err and not (tmp_path / "wrong").exists()
+    code, _, err = command("run", mini / "mini.toml", *wrong, cwd=tmp_path)
+    told = " ".join(err)
+    assert code != 0 and "benchmark = true" in told
+    assert "the seeds are the private texts" in told and not (tmp_path / "wrong").exists()
 
-    compared = privsyn("report", tmp_path / "run", cwd=tmp_path)
-    table, err = compared.communicate(timeout=1500)
-    assert compared.returncode == 0 and "Public text alone: nobody was asked" in table, err
+    code, table, err = command("report", tmp_path / "run", cwd=tmp_path)
+    assert code == 0 and "Public text alone: nobody was asked" in "\n".join(table), err

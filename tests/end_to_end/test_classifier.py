@@ -11,7 +11,7 @@ import pytest
 from privsyn_flower.text.models.pretrained import classes_in
 from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS
 from tests.end_to_end.conftest import MATHS, NATURE, privsyn
-from tests.rigs.end_to_end_popri import finish
+from tests.rigs.run import finish
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from privsyn_flower.evaluation.intervals import FILE
+from tests.rigs.run import command
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
@@ -30,8 +31,8 @@ def test_two_real_runs(mini: Path, causal_folder: Path, tmp_path: Path) -> None:
         '[[methods]]\nname = "pretext"\nconfig = "mini.toml"\nreferences = ["private"]\n'
     )  # fmt: skip
     privsyn = str(Path(sys.executable).parent / "privsyn")
-    command = [privsyn, "compare", "grid.toml", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    asked = ["compare", "grid.toml", "--out", "out"]
+    done = subprocess.run([privsyn, *asked], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "out"
     out = tmp_path / "out"
@@ -43,5 +44,5 @@ def test_two_real_runs(mini: Path, causal_folder: Path, tmp_path: Path) -> None:
     assert (out / "accuracy-epsilon.png").exists() and (out / "cost.png").exists()
     for folder in out.glob("runs/*"):
         assert ((folder / FILE).stat().st_mode & 0o777) == 0o600
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 0 and "running" not in again.stderr
+    code, _, told = command(*asked, cwd=tmp_path)
+    assert code == 0 and "running" not in " ".join(told)

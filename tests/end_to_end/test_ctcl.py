@@ -12,8 +12,7 @@ from privsyn_flower.app.cli.ending import NOT_USABLE
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.text.topics import load_topics
 from tests.end_to_end.conftest import MATHS, privsyn
-from tests.rigs.end_to_end_popri import finish
-from tests.rigs.training import check_nothing_private
+from tests.rigs.run import check_nothing_private, command, finish
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
@@ -70,7 +69,7 @@ def test_topics_training_and_text(mini: Path, causal_folder: Path) -> None:
     check_nothing_private(folder, mini)
 
     ledger = (folder / "ledger.jsonl").read_bytes()
-    code, out, err = finish(privsyn("generate", folder, "--samples", "20", cwd=mini))
+    code, out, err = command("generate", folder, "--samples", "20", cwd=mini)
     assert code == 0, "\n".join(err)
     said = summary["privacy_short"].removesuffix("privacy.md.")
     assert f"{said}{folder / 'privacy.md'}." in "\n".join(err)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from privsyn_flower.runs import read_jsonl
 from tests.end_to_end.conftest import privsyn
-from tests.rigs.training import check_nothing_private
+from tests.rigs.run import check_nothing_private, command, finish
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
@@ -33,26 +33,23 @@ def test_models_are_measured_in_one_release(
     measure = '[measure]\nmodels = "whole=downstream, half=other"\n'  # relative to the command
     config.write_text(f'method = "evaluation"\nstage-timeout = 300.0\n{text}{measure}')
 
-    planned = privsyn("plan", config, cwd=tmp_path)
-    told, err = planned.communicate(timeout=1500)
-    assert planned.returncode == 0 and "2 releases" in told, err
-    process = privsyn("run", config, "--set", f"run-folder={folder}", cwd=tmp_path)
-    out, err = process.communicate(timeout=1500)
-    assert process.returncode == 0, err
+    code, told, err = command("plan", config, cwd=tmp_path)
+    assert code == 0 and "2 releases" in "\n".join(told), err
+    code, out, err = finish(privsyn("run", config, "--set", f"run-folder={folder}", cwd=tmp_path))
+    assert code == 0, err
     assert "over 1 evaluation of models on the nodes and 1 spare" in (
         folder / "privacy.md"
     ).read_text("utf-8")
     summary = json.loads((folder / "summary.json").read_text())
     found = summary["measured"]
-    assert list(found["models"]) == ["whole", "half"] and "whole" in out
+    assert list(found["models"]) == ["whole", "half"] and "whole" in "\n".join(out)
     assert found["gained"]["half"]["loss_saved"][1] < found["gained"]["half"]["loss_saved"][2]
     kinds = [row["kind"] for row in read_jsonl(folder / "ledger.jsonl")]
     assert kinds.count("commit") == 1 and not (folder / "synthetic.jsonl").exists()
     check_nothing_private(folder, mini)
 
-    again = privsyn("run", "--resume", folder, cwd=tmp_path)
-    shown, err = again.communicate(timeout=1500)
-    assert again.returncode == 0 and shown == out, err
-    compared = privsyn("report", folder, cwd=tmp_path)
-    table, err = compared.communicate(timeout=1500)
-    assert compared.returncode == 0 and "| whole | " in table and "| half | " in table, err
+    code, shown, err = command("run", "--resume", folder, cwd=tmp_path)
+    assert code == 0 and shown == out, err
+    code, rows, err = command("report", folder, cwd=tmp_path)
+    table = "\n".join(rows)
+    assert code == 0 and "| whole | " in table and "| half | " in table, err

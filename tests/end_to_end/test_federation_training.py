@@ -31,8 +31,7 @@ from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.matrix_noise import MatrixNoise
 from tests.end_to_end.conftest import privsyn, processes_mentioning
-from tests.rigs.end_to_end_popri import finish
-from tests.rigs.training import check_nothing_private
+from tests.rigs.run import check_nothing_private, finish
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name

@@ -19,8 +19,7 @@ from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.run import Run
 from tests.conftest import node_context
 from tests.end_to_end.conftest import left_running, privsyn
-from tests.rigs.end_to_end_popri import finish, private_texts
-from tests.rigs.run import wait_for
+from tests.rigs.run import finish, private_texts, wait_for
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name

@@ -12,9 +12,7 @@ import pytest
 
 from privsyn_flower.runs import RunFolder, read_jsonl
 from tests.end_to_end.conftest import privsyn
-from tests.rigs.end_to_end_popri import finish
-from tests.rigs.run import wait_for
-from tests.rigs.training import check_nothing_private
+from tests.rigs.run import check_nothing_private, finish, wait_for
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
