@@ -72,8 +72,8 @@ def forget(
         known = unknown or (begun and records.knows(user)) or _in_data(user, node_config)
         if not (known or embeddings.forget(user)):
             raise ValueError(
-                f"user = {given!r}: this node never had this id, and nobody was withdrawn; check it "
-                "against the data file (--node-config FILE looks there), or add --unknown"
+                f"user = {given!r}: this node never had this id, and nobody was withdrawn; look in "
+                "the data file (--node-config FILE does), or add --unknown"
             )
         # Withdrawn first: a query answered meanwhile must not embed the text again.
         records.forget(user)
