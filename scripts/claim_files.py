@@ -64,7 +64,7 @@ NOT_FOLLOWED = {
 # What else those files import: types, names, errors, random generators and the public side.
 PLAIN = (
     "caches", "common.arrays", "common.progress", "common.randomness", "config.api",
-    "data.findings", "evaluation.signal", "protocol.greeting", "protocol.messaging",
+    "data.findings", "protocol.greeting", "protocol.messaging",
     "protocol.question", "text.embedders",
 )  # fmt: skip
 

@@ -81,7 +81,7 @@ def _read_matrix(query: Query) -> IntegerMatrix | None:
         return None
     # Here alone: a device that votes loads nothing of correlated noise.
     from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
-    from privsyn_flower.privacy.correlated.toeplitz import Participation
+    from privsyn_flower.privacy.correlated.participation import Participation
 
     names = (MATRIX_ROUNDS, "min-separation", "max-participations")
     numbers = [options.get(name, 0) for name in names]

@@ -20,7 +20,7 @@ from privsyn_flower.client_apps.node.past_vectors import store_vector
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.schedule import Schedule
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
-from privsyn_flower.privacy.correlated.toeplitz import Participation
+from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.protocol.noise import (
     encoded_length,
     total_variation,

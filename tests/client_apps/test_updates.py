@@ -23,7 +23,7 @@ from privsyn_flower.client_apps.updates import UPDATE, update_tokens
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
-from privsyn_flower.privacy.correlated.toeplitz import Participation
+from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.encoding.dense import rotate
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.noise import (

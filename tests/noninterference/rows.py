@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
-from privsyn_flower.privacy.correlated.toeplitz import Participation
+from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.encoding.dense import dense_numbers
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.noise import Noise, matrix_options

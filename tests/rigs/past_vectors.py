@@ -15,7 +15,7 @@ from privsyn_flower.client_apps.answers import Kind, contribution
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
-from privsyn_flower.privacy.correlated.toeplitz import Participation
+from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.encoding.dense import dense_numbers
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.noise import (

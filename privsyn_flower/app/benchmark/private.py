@@ -160,7 +160,7 @@ def distances(
     config: RunConfig,
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, list[float]]]]:
     """Frechet distances to held-out text, each group at equal numbers of texts, and of what is no
-    control all figures of `evaluation.closeness` with their intervals; `private` is the floor:
+    control all figures of `evaluation.metrics` with their intervals; `private` is the floor:
     private users' text at the same number."""
     rng = seeded(config.seed, "frechet")
 

@@ -22,7 +22,7 @@ ROWS = {  # key of a part of `quality` -> what it is
 }
 
 
-CLOSENESS = {  # of `evaluation.closeness` -> what it is
+CLOSENESS = {  # of `evaluation.metrics` -> what it is
     "frechet": "Frechet distance", "mauve": "MAUVE", "precision": "precision", "recall": "recall",
 }  # fmt: skip
 

@@ -13,8 +13,8 @@ from privsyn_flower.privacy.correlated.keys import (
     NoiseKeyHeld,
     NoiseKeyMissing,
 )
+from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.stream import Keep, Stream
-from privsyn_flower.privacy.correlated.toeplitz import Participation
 
 __all__ = [
     "NAMES",

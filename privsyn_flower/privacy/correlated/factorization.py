@@ -28,13 +28,9 @@ from privsyn_flower.common.arrays import F64
 from privsyn_flower.privacy.accounting.calibration import calibrate
 from privsyn_flower.privacy.accounting.composition import gaussian_epsilon
 from privsyn_flower.privacy.correlated.keys import NoiseKey
+from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.stream import Keep, Stream
-from privsyn_flower.privacy.correlated.toeplitz import (
-    Participation,
-    Toeplitz,
-    buffered,
-    square_root,
-)
+from privsyn_flower.privacy.correlated.toeplitz import Toeplitz, buffered, square_root
 from privsyn_flower.privacy.correlated.trees import Tree
 
 NAMES = (

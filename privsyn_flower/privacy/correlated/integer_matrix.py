@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privsyn_flower.common.arrays import F64, I64
-from privsyn_flower.privacy.correlated.toeplitz import Participation, Toeplitz
+from privsyn_flower.privacy.correlated.participation import Participation
+from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
 
 UNIT = 64  # of the coefficients made here: errors are within 0.2 % of those of the real numbers
 MOST_UNIT = 1 << 10

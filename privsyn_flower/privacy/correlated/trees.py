@@ -17,8 +17,8 @@ import numpy as np
 
 from privsyn_flower.common.arrays import F64
 from privsyn_flower.privacy.correlated.keys import NoiseKey
+from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.stream import Draw, Keep, ReadRecord, Stream, open_stream
-from privsyn_flower.privacy.correlated.toeplitz import Participation
 
 
 @dataclass(frozen=True)

@@ -334,7 +334,7 @@ class GeneralisedFedAvg(Method):
 
 def update_facts(mean: F64, noise_std: float) -> dict[str, float]:
     """Public figures of a noisy mean update (d,) with noise of std `noise_std` per coordinate.
-    What it has beyond its noise is the round's `excess` (`evaluation.signal`)."""
+    What it has beyond its noise is the round's `excess` (`evaluation.verdict`)."""
     noise = noise_std * math.sqrt(len(mean))
     return {"update_norm": float(np.linalg.norm(mean)), "noise_norm_expected": noise}
 

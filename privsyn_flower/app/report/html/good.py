@@ -261,7 +261,7 @@ def _distances(run: RunFolder, found: Mapping[str, Any]) -> Iterator[Figure]:
 
 
 def _closeness(run: RunFolder, found: Mapping[str, Any]) -> list[Figure]:
-    """The four figures of `evaluation.closeness`, of the result and what it stands beside."""
+    """The four figures of `evaluation.metrics`, of the result and what it stands beside."""
     rows = closeness_rows({"benchmark": found})
     if not rows:
         return []
