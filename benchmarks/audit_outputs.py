@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.app.inspect.membership import CONFIDENCE
-from privsyn_flower.app.inspect.one_run import Guesses, best_bound, pooled
+from privsyn_flower.app.inspect.membership import CONFIDENCE, Guesses, best_bound, pooled
 from privsyn_flower.config import RunConfig, load_config, to_toml
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
 

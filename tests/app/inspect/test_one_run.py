@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from privsyn_flower.app.inspect.one_run import (
+from privsyn_flower.app.inspect.membership import (
     Guesses,
     best_bound,
     canary_guesses,
