@@ -25,7 +25,7 @@ from privsyn_flower.app.audit import (
     mu_lower_bound,
     variance_test,
 )
-from privsyn_flower.app.audit.settings import node_seats, smallest_population
+from privsyn_flower.app.audit.measure import node_seats, smallest_population
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps import scores as scores_app

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.app.audit import Audit, AuditError, audit, described, measure
-from privsyn_flower.app.audit.settings import (
+from privsyn_flower.app.audit.measure import (
     aggregator_noise,
     aggregator_setting,
     audited_phase,

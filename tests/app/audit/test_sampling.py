@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from privsyn_flower.app.audit import Audit, AuditError, audit, described, measure
 from privsyn_flower.app.audit import settings as audit_settings
 from privsyn_flower.app.audit.cases import votes_case
-from privsyn_flower.app.audit.settings import audited_phase, nodes_setting
+from privsyn_flower.app.audit.measure import audited_phase, nodes_setting
 from privsyn_flower.app.audit.statistics import (
     epsilon_lower_bound,
     halves,
