@@ -25,7 +25,7 @@ from .groups import Group
 from .users import Sample
 
 PREFIX, SUFFIX = 24, 6  # words, or characters of a script without spaces
-FILE = "canaries.json"  # of a prepared folder
+CANARIES = "canaries.json"  # of a prepared folder
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from privsyn_flower.common.files import DataError, build_folder, private_folder
 from privsyn_flower.common.units import VERSION
 from privsyn_flower.config import DataConfig
 
-from .canaries import FILE as CANARIES
 from .canaries import Canary, canaries, with_canaries
 from .chats import chats_identity, load_chats
 from .docstrings import docstring_identity, load_docstrings

@@ -1,4 +1,6 @@
-"""One audit from a configuration: the question, its trials, and what they say about the claim."""
+"""One audit from a configuration: the question, who takes part and who adds what noise, its trials,
+and what they say about the claim.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +53,9 @@ from privsyn_flower.strategies.engine.matrix_noise import MatrixNoise
 from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
 from privsyn_flower.strategies.engine.session import trusted_noise
 
+EVALUATION = "evaluation"  # the kind of query that is about models, beside the rounds
+HONEST_NODES = 6  # of two users each; every one of them survives
+TURN_NODES = 3  # who answer in one round of an aggregator's noise: the fewest of a secure sum
 # Claims are exact, not above the true value: at 95 % a false alarm could come once in 20 audits.
 CONFIDENCE = 0.999
 NOISE_LEVEL = 1e-3  # two-sided, so too little noise is a false alarm once in 2000 audits
@@ -243,11 +248,6 @@ KINDS: dict[str, Callable[[RunConfig, Path], Case]] = {
     TOPICS: lambda config, _: topics_case(config),
     EVALUATION: evaluation_case,
 }
-
-
-EVALUATION = "evaluation"  # the kind of query that is about models, beside the rounds
-HONEST_NODES = 6  # of two users each; every one of them survives
-TURN_NODES = 3  # who answer in one round of an aggregator's noise: the fewest of a secure sum
 
 
 def audited_phase(config: RunConfig, kind: str) -> Phase:

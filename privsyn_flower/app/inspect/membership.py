@@ -2,7 +2,19 @@
 
 Every attack scores users, larger where one was more likely asked. The AUC of private against
 held-out users by it is 0.5 where nothing is told; guesses by it bound epsilon from below
-(`one_run.py`), beside which the claim stands.
+(`best_bound`), beside which the claim stands.
+
+The bound of one run: Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846), theorem 5.2: of m
+independent fair draws, each of which changes what a mechanism is given, one that is (epsilon,
+delta)-DP in each lets nobody guess r of them, v of these correctly, more often than `p_value` says.
+Which are guessed may depend on the mechanism's output, and on the draws through that alone.
+
+- Canaries: a draw each decides whether one user is there, so epsilon and delta are the run's.
+- People: one who was asked and one who was not are paired at random, and the draw is which of both
+  was asked. That exchanges two users, so a run's (epsilon, delta) allows
+  (2 epsilon, (1 + e^epsilon) delta). It holds where the people were asked at random, and is the
+  test of Amin et al. 2026 (arXiv 2606.16952), of true against phantom disclosures, for a guarantee
+  of add-or-remove.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from privsyn_flower.app.audit import Audit, AuditError, audit, described, measure
-from privsyn_flower.app.audit import settings as audit_settings
 from privsyn_flower.app.audit.cases import votes_case
 from privsyn_flower.app.audit.measure import audited_phase, nodes_setting
 from privsyn_flower.app.audit.statistics import (
@@ -342,9 +341,9 @@ def test_one_dependent_pair_is_found(rate: float) -> None:
 def test_the_rate_is_that_of_the_privacy_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever sampler a method's phase has: the configuration is not read a second time."""
     config = configured()
-    made = audit_settings.privacy_plan(config)
+    made = measure.privacy_plan(config)
     half = replace(made.main, sampler=replace(made.main.sampler, rate=RATE / 2))
     other = replace(made, phases=(half, *made.phases[1:]))
-    monkeypatch.setattr(audit_settings, "privacy_plan", lambda config: other)
+    monkeypatch.setattr(measure, "privacy_plan", lambda config: other)
     setting = nodes_setting(config, audited_phase(config, "votes"))
     assert setting.plan.sampling_rate == RATE / 2 != config.sampling_rate
