@@ -18,7 +18,6 @@ from privsyn_flower.app.report.checked import (
 )
 from privsyn_flower.app.report.forms import fact_sheet
 from privsyn_flower.app.report.guarantee import text_environment
-from privsyn_flower.app.report.publishing import sources
 from privsyn_flower.app.report.publishing.product import (
     COLUMNS,
     Product,
@@ -85,9 +84,9 @@ def card(product: Product, facts: Facts) -> str:
             where=facts.name or PATH,
             lstm=facts.model_type == LSTM,
             auto=AUTO.get(facts.architecture.rpartition("For")[2], "AutoModel"),
-            private_text=sources.private_text(config),
-            public_text=sources.public_text(config),
-            models=sources.models(config, facts.loaded),
+            private_text=private_text(config),
+            public_text=public_text(config),
+            models=models(config, facts.loaded),
             sheet=fact_sheet(summary) if asked else [],
             figures=list(_figures(product)) if facts.figures else [],
             measures=[name.replace("_", "-") for name in _measures(product)],
@@ -101,7 +100,7 @@ def card(product: Product, facts: Facts) -> str:
             NOTHING_CLAIMED=NOTHING_CLAIMED,
             PICKED=PICKED,
             SETTINGS=SETTINGS,
-            UNKNOWN=sources.UNKNOWN,
+            UNKNOWN=UNKNOWN,
         )
     )
     return made
@@ -112,13 +111,13 @@ def front_matter(product: Product, facts: Facts, title: str) -> str:
     from huggingface_hub import DatasetCardData, ModelCardData
 
     tags = ["privsyn-flower", "federated-learning"]
-    more: dict[str, Any] = {"license": facts.licence or sources.UNKNOWN}
+    more: dict[str, Any] = {"license": facts.licence or UNKNOWN}
     if product.private:
         tags.insert(0, TAG)
         more["differential_privacy"] = _claim(product.summary)
     if product.kind == "model":
         known = ModelCardData(
-            base_model=sources.base_model(product.config) or None,
+            base_model=base_model(product.config) or None,
             library_name=None if facts.model_type == LSTM else "transformers",
             pipeline_tag=PIPELINES.get(facts.architecture.rpartition("For")[2]),
             tags=tags,
