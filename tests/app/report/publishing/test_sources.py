@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from privsyn_flower.app.report.places import named_places, places, settings
-from privsyn_flower.app.report.publishing.product import columns_of, size_category, write_parquet
-from privsyn_flower.app.report.publishing.sources import (
+from privsyn_flower.app.report.publishing.card import (
     base_model,
     licence_of,
     models,
     private_text,
     public_text,
 )
+from privsyn_flower.app.report.publishing.product import columns_of, size_category, write_parquet
 from privsyn_flower.config import RunConfig
 
 
