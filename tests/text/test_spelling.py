@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.text.spelling import LEAST_WORDS, Spelling, letters, spelling
 from privsyn_flower.text.tiny.assets import shipped_model
+from privsyn_flower.text.words import LEAST_WORDS, Spelling, letters, spelling
 from tests.rigs.languages import ENGLISH, FOREIGN
 
 

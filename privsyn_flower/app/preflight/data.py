@@ -32,8 +32,8 @@ from privsyn_flower.server_apps.readiness import WRITER, WRITER_MODULES, missing
 from privsyn_flower.strategies.baselines.config import DPPromptConfig
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.text.embedders import longer_than_read
-from privsyn_flower.text.spelling import MOST_TOKENS, MOST_UNREADABLE, Spelling, spelling
 from privsyn_flower.text.tiny.assets import shipped_model
+from privsyn_flower.text.words import MOST_TOKENS, MOST_UNREADABLE, Spelling, spelling
 
 from .findings import Finding, Findings
 from .sizes import model_files
