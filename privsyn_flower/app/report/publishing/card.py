@@ -1,5 +1,5 @@
-"""README.md of what is published: the hub's card, the guarantee in full, and the public text and models
-that a run was given, with their licences as far as they are known.
+"""README.md of what is published: the hub's card, the guarantee in full, and the public text and
+models that a run was given, with their licences as far as they are known.
 
 The front matter is the hub client's; every sentence about privacy is the run's own statement.
 """
