@@ -15,8 +15,8 @@ from typing import Any
 from privsyn_flower.common.files import DataError
 from privsyn_flower.common.terminal import one_line
 from privsyn_flower.config.data import DataConfig
+from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
 from privsyn_flower.data.reading import FORMATS, column_names, read_rows
-from privsyn_flower.data.text_files import hub_columns, hub_rows, load_hub
 
 STATEMENT = "privacy.md"  # `privacy.sentence.FILE`, which this package does not import
 TITLE = "# Privacy of this"  # of every statement, and of no page that somebody else wrote
