@@ -220,7 +220,7 @@ def _frechet(rows: F32, held_out: HeldOut, weights: npt.NDArray[np.int64]) -> F6
 
 def _mauve(rows: F32, held_out: HeldOut, weights: npt.NDArray[np.int64], seed: int) -> F64:
     """The area under the frontier of both kinds of error (Pillutla et al. 2021, equation 2)."""
-    from privsyn_flower.text.topic_training import spherical_kmeans
+    from privsyn_flower.text.kmeans import spherical_kmeans
 
     both = np.concatenate([rows, held_out.rows])
     count = max(2, min(len(rows), len(held_out.rows)) // PER_CLUSTER)

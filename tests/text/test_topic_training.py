@@ -15,7 +15,8 @@ from privsyn_flower.common.arrays import F32
 from privsyn_flower.text import topic_training
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.encoders import unit
-from privsyn_flower.text.topic_training import draw, make_topics, rerank_keywords, spherical_kmeans
+from privsyn_flower.text.kmeans import spherical_kmeans
+from privsyn_flower.text.topic_training import draw, make_topics, rerank_keywords
 
 SUBJECTS = ("river", "cloud", "kernel", "theorem")
 AXES = np.eye(4, 16)
