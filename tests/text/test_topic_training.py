@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.common.arrays import F32
-from privsyn_flower.text import topic_training
+from privsyn_flower.text import kmeans, topic_training
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.encoders import unit
 from privsyn_flower.text.kmeans import spherical_kmeans
@@ -128,8 +128,8 @@ def test_an_empty_centre_takes_the_row_that_is_worst_off() -> None:
     rows = np.eye(3, dtype=np.float32)[[0, 0, 1, 1, 2]]
     centres = np.eye(3, dtype=np.float32)[[0, 1, 1]]
     labels = np.array([0, 0, 1, 1, 0])
-    assert topic_training._none_empty(rows, labels, centres).tolist() == [0, 0, 1, 1, 2]
-    assert topic_training._none_empty(rows, labels, centres[:2]) is labels
+    assert kmeans._none_empty(rows, labels, centres).tolist() == [0, 0, 1, 1, 2]
+    assert kmeans._none_empty(rows, labels, centres[:2]) is labels
 
 
 def test_equal_rows_are_one_topic() -> None:
