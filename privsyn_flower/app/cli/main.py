@@ -15,12 +15,11 @@ from privsyn_flower.app.cli.account import account, calibrate, ledger_app
 from privsyn_flower.app.cli.data import data_app
 from privsyn_flower.app.cli.embedder import embedder_app, models_app
 from privsyn_flower.app.cli.errors import RESUMED, AsJson, Commands, Config, Settings, fail, failing
-from privsyn_flower.app.cli.inspect import inspect
 from privsyn_flower.app.cli.metrics import metrics
 from privsyn_flower.app.cli.node import federation_app, node_app
 from privsyn_flower.app.cli.proximity import proximity
 from privsyn_flower.app.cli.public import public_app
-from privsyn_flower.app.cli.publish import publish
+from privsyn_flower.app.cli.publish import inspect, publish
 from privsyn_flower.app.cli.topics import topics_app
 from privsyn_flower.config.api import configured
 
