@@ -270,6 +270,15 @@ class Columns:
                 )
 
 
+def check_column(place: object, column: str, names: Sequence[str], key: str) -> None:
+    """Raises DataError for public text without the column that `key` names."""
+    if column not in names:
+        raise DataError(
+            f"{place} has no column {column!r} but {quote_columns(names) or 'none'}: name its "
+            f"column of text with {key}"
+        )
+
+
 def quote_columns(names: Sequence[str]) -> str:
     """Columns of somebody's file, for a message: the first ones, cut, as Python writes text."""
     told = [repr(name[:LONGEST] + "..." * (len(name) > LONGEST)) for name in names[:NAMED]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privsyn_flower.app.cli.errors import RESUMED, failing
-from privsyn_flower.app.public.source import USER, carried, check_chosen
+from privsyn_flower.app.public.source import USER, carried, check_chosen, text_lines
 from privsyn_flower.common.files import DataError
 
 if TYPE_CHECKING:
@@ -250,17 +250,13 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
     from privsyn_flower.app.public.proximity import Pool
     from privsyn_flower.common.files import file_digest
     from privsyn_flower.data.reading import column_names
-    from privsyn_flower.data.values import quote_columns
+    from privsyn_flower.data.values import check_column
 
     path = _file(path)
     _check_not_the_users(path, data)
     plain = path.suffix.lower() == ".txt"
     names = [column] if plain else column_names(path)
-    if column not in names:
-        raise DataError(
-            f"{path} has no column {column!r} but {quote_columns(names) or 'none'}: name its "
-            "column with --text-column"
-        )
+    check_column(path, column, names, "--text-column")
     if not public:
         _check_users(path, names, data)
     claimed = bool(carried(path))
@@ -270,7 +266,7 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
 
     def rows() -> Iterator[Row]:
         if plain:
-            return _lines(path)
+            return ({"text": text} for text in text_lines(path))
         return _rows(path, column, by, None if public else data, claimed)
 
     count = sum(1 for _ in rows())
@@ -342,14 +338,3 @@ def _rows(
             own = {"text": text.encode("utf-8", "replace").decode("utf-8")}
             stage = row.get(by) if by else None
             yield own | ({by: stage if stage in STAGES else OTHER} if by else {})
-
-
-def _lines(path: Path) -> Iterator[Row]:
-    """A text a line; of one beyond the bound of every reader, what is before it."""
-    from privsyn_flower.data.reading import MAX_LINE
-
-    with path.open(encoding="utf-8", errors="replace") as file:
-        while line := file.readline(MAX_LINE):
-            yield {"text": line.rstrip("\r\n")}
-            while not line.endswith("\n") and (line := file.readline(MAX_LINE)):
-                pass

@@ -194,25 +194,16 @@ class CachedEmbedder:
 
 def texts_of(path: Path, column: str) -> Iterator[str]:
     """The texts of a public file, one at a time. Raises ValueError without the column, OSError."""
+    from privsyn_flower.app.public.source import text_lines
     from privsyn_flower.data.reading import column_names, read_rows
+    from privsyn_flower.data.values import check_column
 
     if path.suffix.lower() == ".txt":
         path.stat()  # that it is missing is said before a model is loaded
-        return _lines(path)
-    names = column_names(path)
-    if column not in names:
-        raise ValueError(
-            f"{path} has no column {column!r} but {', '.join(names[:20]) or 'none'}: name its "
-            "column with --text-column"
-        )
+        return text_lines(path)
+    check_column(path, column, column_names(path), "--text-column")
     rows = (row.get(column) for _, row in read_rows(path, lambda *_: None, (column,)))
     return (text for text in rows if isinstance(text, str))
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            yield line.rstrip("\r\n")
 
 
 def _check_free(folder: Path) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.common.files import DataError
-from privsyn_flower.common.terminal import one_line
 from privsyn_flower.config.data import DataConfig
 from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
-from privsyn_flower.data.reading import FORMATS, column_names, read_rows
+from privsyn_flower.data.reading import FORMATS, MAX_LINE, column_names, read_rows
+from privsyn_flower.data.values import check_column
 
 STATEMENT = "privacy.md"  # `privacy.sentence.FILE`, which this package does not import
 TITLE = "# Privacy of this"  # of every statement, and of no page that somebody else wrote
@@ -66,11 +66,7 @@ class Source:
         self._data: Any = load_hub(place) if place.startswith(HUB) else None
         self.files = [] if place.startswith(HUB) else _files(Path(place).expanduser())
         names = hub_columns(self._data) if self._data is not None else column_names(self.files[0])
-        if column not in names:
-            raise DataError(
-                f"{place} has no column {column!r} (filter.text-column) but "
-                f"{', '.join(map(one_line, names[:20])) or 'none'}: name its column of text"
-            )
+        check_column(place, column, names, "filter.text-column")
         self.carried = "" if self._data is not None else carried(Path(place).expanduser())
         self._look_at(names, place)
         for file in self.files[1:]:
@@ -118,6 +114,15 @@ class Source:
                     # Half a pair of surrogates, which JSON can spell, is no character: it could
                     # neither be sent nor written.
                     yield (number, row), text.encode("utf-8", "replace").decode("utf-8")
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """A text a line; of one beyond the bound of every reader, what is before it."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while line := file.readline(MAX_LINE):
+            yield line.rstrip("\r\n")
+            while not line.endswith("\n") and (line := file.readline(MAX_LINE)):
+                pass
 
 
 def _files(path: Path) -> list[Path]:

@@ -145,7 +145,7 @@ def bad(
         "nothing named": (("make", new), "--config FILE or --texts FILE"),
         "both named": (("make", new, "--config", "c", "--texts", lines), "one of them"),
         "too few texts": (("make", new, "--texts", lines, *ngrams), "topic-count = 64 is above"),
-        "column": (("make", new, "--texts", table, *ngrams), "no column 'text' but body"),
+        "column": (("make", new, "--texts", table, *ngrams), "no column 'text' but 'body'"),
         "no file": (("make", new, "--texts", tmp_path / "none.txt"), "No such file"),
         "format": (("make", new, "--texts", tmp_path / "p.doc"), "format '.doc' is not known"),
         "clustering": (
