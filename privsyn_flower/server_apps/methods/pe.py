@@ -8,7 +8,7 @@ from dataclasses import asdict
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.changes import WRITING
-from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
+from privsyn_flower.runs import read_jsonl, write_jsonl
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.stages import Task, generation
 from privsyn_flower.strategies.pe.config import PeConfig
@@ -18,6 +18,9 @@ from privsyn_flower.text.prompts import InstructionPrompts, LabelledText, genera
 
 class PeRecipe(PrETextRecipe):
     """PrE-Text's recipe with `[pe]`; the first population may be the generator's."""
+
+    strategy_class = PrivateEvolution
+    table = PeConfig
 
     @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
@@ -58,19 +61,6 @@ class PeRecipe(PrETextRecipe):
             return super().writing(config)
         first = generation(config, "models", "the first candidates", own.candidates)
         return [first, *super().writing(config)]
-
-    def strategy(self, folder: RunFolder) -> PrivateEvolution:
-        config = self.config
-        return PrivateEvolution(
-            self.initial(),
-            embedder=self.models.embedder(),
-            variation=self.models.infiller(),
-            rounds=config.rounds,
-            config=config[PeConfig],
-            samples_cap=config.data.samples_per_user,
-            seed=config.seed,
-            progress=self.run.progress,
-        )
 
     def initial(self) -> Sequence[str] | Mapping[str, Sequence[str]]:
         """Texts to draw the first candidates from, by class where there are classes.

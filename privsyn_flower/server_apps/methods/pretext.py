@@ -18,7 +18,7 @@ from privsyn_flower.app.benchmark.feedback import Feedback, vote_feedback
 from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.common.randomness import seeded
-from privsyn_flower.config import RunConfig
+from privsyn_flower.config import EvolutionConfig, RunConfig
 from privsyn_flower.config.changes import WRITING
 from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 class PrETextRecipe(Synthesis[Evolution[Any]]):
     """The method, or another method's rival."""
 
+    strategy_class: type[Any] = PrEText
+    table: type[EvolutionConfig] = PreTextConfig
     length_keys = "pretext.population"
     rewrites = True
     noise = "noise_votes"
@@ -152,16 +154,17 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
 
     def strategy(self, folder: RunFolder) -> Evolution[Any]:
         config = self.config
-        return PrEText(
+        found: Evolution[Any] = self.strategy_class(
             self.initial(),
             embedder=self.models.embedder(),
             variation=self.models.infiller(),
             rounds=config.rounds,
-            config=config[PreTextConfig],
+            config=config[self.table],
             samples_cap=config.data.samples_per_user,
             seed=config.seed,
             progress=self.run.progress,
         )
+        return found
 
     def ready(self, strategy: Evolution[Any]) -> None:
         """The variation, then the expansion of what are no seeds yet, and the training on them."""
