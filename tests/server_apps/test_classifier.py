@@ -1,19 +1,21 @@
-"""A text classifier trained on the nodes by a real `flwr run`: secure, and above the majority."""
+"""A text classifier trained on the nodes, in one process: secure, and above the majority."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from privsyn_flower.config import load_config
 from privsyn_flower.text.models.pretrained import classes_in
 from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS
-from tests.end_to_end.conftest import MATHS, NATURE, privsyn
-from tests.rigs.run import finish
+from tests.end_to_end.conftest import MATHS, NATURE
+from tests.server_apps.in_process import one_thread, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+__all__ = ["one_thread"]  # pytest finds the fixture by name
 
 USERS, HELD_OUT = 60, 20
 CONFIG = f"""
@@ -55,7 +57,8 @@ controls = ""
 """
 
 
-def test_a_classifier_of_labels_is_above_the_majority(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_classifier_of_labels_is_above_the_majority(tmp_path: Path, loopback: Any) -> None:
     rng = np.random.default_rng(0)
     with (tmp_path / "users.jsonl").open("w") as file:
         for user in range(USERS + HELD_OUT):
@@ -65,9 +68,7 @@ def test_a_classifier_of_labels_is_above_the_majority(tmp_path: Path) -> None:
                 file.write(json.dumps(row) + "\n")
     path, folder = tmp_path / "run.toml", tmp_path / "run"
     path.write_text(CONFIG.format(folder=tmp_path))
-    code, out, err = finish(privsyn("run", path, "--set", f"run-folder={folder}", cwd=tmp_path))
-    assert code == 0 and out[-1] == str(folder), "\n".join(err)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary, _ = run(load_config(path), loopback, folder)
     found = summary["benchmark"]
     assert (found["task"], found["classes"]) == ("classification", ["nature", "maths"])
     accuracy = found["accuracy"]
