@@ -9,7 +9,7 @@ import pytest
 
 from privsyn_flower.common.progress import silent
 from privsyn_flower.config import RunConfig
-from privsyn_flower.server_apps.methods.from_scratch import (
+from privsyn_flower.server_apps.methods.proximity import (
     ALL,
     FILTERED,
     NOISE,

@@ -30,18 +30,16 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import noise_updates
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.curve import FINAL, START, Curve, drawable, facts
-from privsyn_flower.server_apps.methods.from_scratch import (
+from privsyn_flower.server_apps.methods.proximity import (
     ALL,
     ANEW,
+    filtered_pool,
+    own_pool,
     planned,
+    remember_start,
     sets_of,
     text_counts,
     train_anew,
-)
-from privsyn_flower.server_apps.methods.proximity import (
-    filtered_pool,
-    own_pool,
-    remember_start,
 )
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe, RunContext
 from privsyn_flower.server_apps.methods.stages import (
