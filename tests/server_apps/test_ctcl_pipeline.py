@@ -15,12 +15,10 @@ from typer.testing import CliRunner
 from privsyn_flower.app.cli.ending import ending
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.report.tables import report
-from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import ConfigError, RunConfig, load_config, to_toml
 from privsyn_flower.privacy.plan import ROUNDS
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
-from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.topics import histogram_of
 from privsyn_flower.strategies.ctcl.strategy import TOPICS
 from privsyn_flower.strategies.synthesis import topic_texts
@@ -28,19 +26,14 @@ from privsyn_flower.strategies.synthesis.topic_counts import largest_remainder, 
 from privsyn_flower.text.embedders import NgramEmbedder
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.topics import load_topics
-from tests.conftest import node_context, sentences
+from tests.conftest import sentences
 from tests.rigs.conditional import bart_folder  # noqa: F401
-from tests.rigs.models import one_thread  # noqa: F401 - a fixture
+from tests.server_apps import in_process
+from tests.server_apps.in_process import CONFIGS, HANDLERS, charges, one_thread, write_rows
 
 pytestmark = pytest.mark.slow
 
-HANDLERS = {
-    "query.hello": client.hello,
-    "query.votes": client.votes,
-    "train": client.update,
-}
-CONFIGS = Path(__file__).parent.parent.parent / "configs"
-TEXTS_PER_USER = 3
+__all__ = ["one_thread"]  # pytest finds the fixture by name
 SAMPLES = 40
 
 
@@ -48,11 +41,6 @@ SAMPLES = 40
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where keys of noise lie in these tests."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-
-
-def write_rows(path: Path, texts: list[str]) -> None:
-    rows = [{"user_id": f"u{i // TEXTS_PER_USER}", "text": text} for i, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture(scope="module")
@@ -112,36 +100,10 @@ def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
     return make
 
 
-def grid_for(loopback: Any, config: RunConfig) -> Any:
-    """Nodes that run the real ClientApp handlers."""
-
-    def node(number: int) -> Any:
-        named = {"partition-id": number, "num-partitions": config.nodes}
-        context = node_context(named, config.flat(), number + 1)
-        return lambda message: HANDLERS[kind(message)](message, context)
-
-    return loopback({i + 1: node(i) for i in range(config.nodes)})
-
-
-def kind(message: Any) -> str:
-    """The handler that Flower would choose: of a stage, too."""
-    found: str = message.metadata.message_type
-    return next(name for name in HANDLERS if found == name or found.startswith(name + "."))
-
-
 def run(config: RunConfig, loopback: Any, path: Path) -> tuple[dict[str, Any], Any]:
     """One process' run, or its resumption -> summary and grid."""
-    grid, folder = grid_for(loopback, config), RunFolder(path)
     (path / "config.toml").write_text(to_toml(config))
-    with folder.lock():
-        Run(config, grid, folder).run()
-    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
-    return summary, grid
-
-
-def charges(folder: Path) -> list[dict[str, Any]]:
-    """The reservations of a ledger, or of a run's part of one."""
-    return [row for row in read_jsonl(folder / "ledger.jsonl") if row["kind"] == "reserve"]
+    return in_process.run(config, loopback, path)
 
 
 def asked(grid: Any) -> Counter[str]:
