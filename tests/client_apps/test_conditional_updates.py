@@ -18,7 +18,6 @@ from privsyn_flower.client_apps.updates import UPDATE, update_tokens
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.data import EmbeddingCache
 from privsyn_flower.privacy.clipping import clip_l2
-from privsyn_flower.privacy.encoding.dense import rotate
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.noise import encoded_length
 from privsyn_flower.protocol.question import Query
@@ -44,6 +43,7 @@ from tests.rigs.updates import (
     WEIGHT,
     answer,
     decoded,
+    even,  # noqa: F401 - a fixture
     node,
     noise,
     private,
@@ -53,16 +53,6 @@ from tests.rigs.updates import (
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 PEOPLE = {name: texts for name, texts in USERS.items() if name != "long"}
-
-
-@pytest.fixture
-def even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deterministic rounding, so that sums can be compared digit by digit."""
-
-    def encode(vector: Any, plan: Any, seed: bytes) -> Any:
-        return np.trunc(rotate(vector, seed) * plan.scale).astype(np.int64)
-
-    monkeypatch.setattr(updates, "encode_dense", encode)
 
 
 def test_a_questions_topics_are_read_once(

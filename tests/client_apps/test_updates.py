@@ -24,7 +24,6 @@ from privsyn_flower.common.randomness import seeded
 from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
 from privsyn_flower.privacy.correlated.participation import Participation
-from privsyn_flower.privacy.encoding.dense import rotate
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.noise import (
     decode_sum,
@@ -51,6 +50,7 @@ from tests.rigs.updates import (
     answer,
     base,  # noqa: F401
     decoded,
+    even,  # noqa: F401 - a fixture
     node,
     noise,
     private,
@@ -58,16 +58,6 @@ from tests.rigs.updates import (
     start,
 )
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
-
-
-@pytest.fixture
-def even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deterministic rounding, so that sums can be compared digit by digit."""
-
-    def encode(vector: Any, plan: Any, seed: bytes) -> Any:
-        return np.trunc(rotate(vector, seed) * plan.scale).astype(np.int64)
-
-    monkeypatch.setattr(updates, "encode_dense", encode)
 
 
 def reply(query: Query, device: Node) -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.client_apps import updates
 from privsyn_flower.client_apps.answers import Participants
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.updates import user_updates
-from privsyn_flower.privacy.encoding.dense import dense_numbers
+from privsyn_flower.privacy.encoding.dense import dense_numbers, rotate
 from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.noise import Noise, decode_sum, integer_plan
@@ -46,6 +47,16 @@ USERS = {
     "empty": [],
     "blank": ["", ""],
 }
+
+
+@pytest.fixture
+def even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deterministic rounding, so that sums can be compared digit by digit."""
+
+    def encode(vector: Any, plan: Any, seed: bytes) -> Any:
+        return np.trunc(rotate(vector, seed) * plan.scale).astype(np.int64)
+
+    monkeypatch.setattr(updates, "encode_dense", encode)
 
 
 @pytest.fixture
