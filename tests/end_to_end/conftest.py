@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from privsyn_flower.app.local.federation import LocalFederation
 from privsyn_flower.app.local.processes import free_port
 from privsyn_flower.app.local.simulation import write_connection
+from tests.rigs.run import finish
 
 ROOT = Path(__file__).parents[2]
 NATURE = "river stone cloud forest mountain valley meadow lake rain storm wind leaf".split()
@@ -114,6 +116,26 @@ def privsyn(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
         # A test run in the background inherits an ignored SIGINT; a user's terminal does not.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+@contextlib.contextmanager
+def commanded_federation(
+    mini: Path, name: str, users: int, nodes: int, policy: str
+) -> Iterator[LocalFederation]:
+    """A federation of the first users, started and stopped by the command; nothing is left."""
+    folder, data, rules = mini / name, mini / f"{name}.jsonl", mini / f"{name}-policy.toml"
+    data.write_text("".join((mini / "users.jsonl").read_text().splitlines(True)[: users * 4]))
+    rules.write_text(policy)
+    start = ["start", folder, "--data", data.name, "--nodes", str(nodes)]
+    start += ["--embedder", "ngram-64", "--policy", rules.name]
+    try:
+        code, _, err = finish(privsyn("federation", *start, cwd=mini))
+        assert code == 0, err
+        yield LocalFederation(folder)
+    finally:
+        code, _, err = finish(privsyn("federation", "stop", folder, cwd=mini))
+        assert code == 0, err
+        assert processes_mentioning(str(folder)) == []
 
 
 def processes_mentioning(text: str) -> list[int]:

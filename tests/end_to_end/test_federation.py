@@ -34,7 +34,7 @@ from privsyn_flower.privacy.encoding.sizing import distance_each
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import encoding_of
-from tests.end_to_end.conftest import privsyn, processes_mentioning
+from tests.end_to_end.conftest import commanded_federation
 from tests.end_to_end.listening import IN, OUT, tried
 from tests.strangers import descendants, listeners
 
@@ -117,25 +117,9 @@ def votes(message, context):
 
 @pytest.fixture(scope="module")
 def federation(mini: Path) -> Iterator[LocalFederation]:
-    """Six SuperNodes with six users each, started and stopped by the command."""
-    folder = mini / "federation"
-    rows = (mini / "users.jsonl").read_text().splitlines()
-    (mini / "users-here.jsonl").write_text("\n".join(rows[: USERS * 4]) + "\n")
-    (mini / "policy.toml").write_text(POLICY)
-    start = ["federation", "start", folder, "--data", "users-here.jsonl", "--nodes", str(NODES)]
-    start += ["--embedder", "ngram-64", "--policy", "policy.toml"]
-    try:
-        _finish(privsyn(*start, cwd=mini))
-        yield LocalFederation(folder)
-    finally:
-        _finish(privsyn("federation", "stop", folder, cwd=mini))
-        assert processes_mentioning(str(folder)) == []
-
-
-def _finish(process: Any, seconds: float = 1500) -> str:
-    out, err = process.communicate(timeout=seconds)
-    assert process.returncode == 0, err
-    return str(out)
+    """Six SuperNodes with six users each."""
+    with commanded_federation(mini, "federation", USERS, NODES, POLICY) as found:
+        yield found
 
 
 @pytest.fixture

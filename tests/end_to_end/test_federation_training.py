@@ -30,8 +30,8 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.matrix_noise import MatrixNoise
-from tests.end_to_end.conftest import privsyn, processes_mentioning
-from tests.rigs.run import check_nothing_private, finish
+from tests.end_to_end.conftest import commanded_federation
+from tests.rigs.run import check_nothing_private
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
@@ -133,20 +133,9 @@ def update(message, context):
 
 @pytest.fixture
 def federation(mini: Path) -> Iterator[LocalFederation]:
-    """Four SuperNodes with six users each, started and stopped by the command."""
-    folder = mini / "training-federation"
-    rows = (mini / "users.jsonl").read_text().splitlines()
-    (mini / "users-trained.jsonl").write_text("\n".join(rows[: USERS * 4]) + "\n")
-    (mini / "training-policy.toml").write_text(POLICY)
-    start = ["federation", "start", folder, "--data", "users-trained.jsonl"]
-    start += ["--nodes", str(NODES), "--embedder", "ngram-64", "--policy", "training-policy.toml"]
-    try:
-        code, _, err = finish(privsyn(*start, cwd=mini))
-        assert code == 0, err
-        yield LocalFederation(folder)
-    finally:
-        finish(privsyn("federation", "stop", folder, cwd=mini))
-        assert processes_mentioning(str(folder)) == []
+    """Four SuperNodes with six users each."""
+    with commanded_federation(mini, "training-federation", USERS, NODES, POLICY) as found:
+        yield found
 
 
 class Breaker(threading.Thread):
