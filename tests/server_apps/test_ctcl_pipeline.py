@@ -102,7 +102,7 @@ def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
 
 def run(config: RunConfig, loopback: Any, path: Path) -> tuple[dict[str, Any], Any]:
     """One process' run, or its resumption -> summary and grid."""
-    (path / "config.toml").write_text(to_toml(config))
+    (RunFolder(path).path / "config.toml").write_text(to_toml(config))
     return in_process.run(config, loopback, path)
 
 
