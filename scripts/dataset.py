@@ -45,7 +45,8 @@ def finished_run(epsilon: float, runs: Path, settings: Sequence[str]) -> Path:
     """
     run = runs / f"epsilon-{epsilon:g}"
     noted = run.with_suffix(f"{run.suffix}.json")
-    if noted.exists() and json.loads(noted.read_text(encoding="utf-8")) != list(settings):
+    known = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else None
+    if run.exists() and known != list(settings):
         raise SystemExit(f"{run} has other settings ({noted}): delete both, or name other --runs")
     if complete(run):
         return run
@@ -94,6 +95,7 @@ def card(summaries: Mapping[str, Summary], licence: str) -> str:
         configs="".join(map(split.format, summaries)),
         users=f"{users.pop():,}",
         rows="\n".join(f"| {' | '.join(row)} |" for row in table),
+        claims="\n".join(f"- {name}: {one['privacy_short']}" for name, one in summaries.items()),
         total=at_most(epsilon),
         delta=f"{delta:g}",
         simple=at_most(math.fsum(one["epsilon"] for one in runs)),

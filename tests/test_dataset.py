@@ -44,7 +44,7 @@ def test_the_card_says_whose_chats_each_claim_and_the_sum() -> None:
     for name, one in RUNS.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| [{name}]"))
         assert f"| {one['synthetic_samples']} | {one['seeds']} |" in row
-        assert one["verdict"]["sentences"][0] in row
+        assert one["verdict"]["sentences"][0] in row and one["privacy_short"] in text
     front = yaml.safe_load(text.split("---")[1])
     assert front["license"] == "unknown" and "no permission" in words
     files = [one["data_files"] for one in front["configs"]]
@@ -80,5 +80,7 @@ def test_a_run_is_begun_continued_and_left_as_it_is(
     assert called[1:] == [("run", "--resume", str(run))]
     monkeypatch.setattr(dataset, "complete", lambda folder: folder == run)
     assert finished_run(1.29, tmp_path, ["rounds=2"]) == run and len(called) == 2
-    with pytest.raises(SystemExit, match="other settings"):
-        finished_run(1.29, tmp_path, [])
+    (tmp_path / "epsilon-7.58").mkdir()  # of nobody knows which settings
+    for epsilon, settings in ((1.29, []), (7.58, ["rounds=2"])):
+        with pytest.raises(SystemExit, match="other settings"):
+            finished_run(epsilon, tmp_path, settings)
