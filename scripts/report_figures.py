@@ -73,7 +73,13 @@ def accuracy_figure(axes: Axes) -> None:
         for epsilon, one in kept.items():
             (middle, low, high), (color, shift) = measured(one), COLORS[epsilon]
             if middle < left:  # off the scale: its value
-                axes.text(left, number + shift, f" < {middle:.3f}", va="center", color=color)
+                axes.text(
+                    left,
+                    number + shift,
+                    f" \N{LEFTWARDS ARROW} {middle:.3f}",
+                    va="center",
+                    color=color,
+                )
             else:
                 axes.plot([low, high], [number + shift] * 2, color=color, lw=1.2)
                 axes.plot(middle, number + shift, "o", color=color, ms=4)
