@@ -27,8 +27,8 @@ class ResourceAdaptiveConfig(MethodTable):
     trained: ClassVar[str] = "conditional"
 
     weak_share: float = Field(
-        0.5, gt=0, lt=1, description="share of `nodes` that vote once and do not train: those with "
-        "resources = 'weak' in their own config; in a simulation the last ones"
+        0.5, gt=0, lt=1, description="share of nodes that vote once and do not train: their node "
+        "config says so, and in a simulation they are the last"
     )  # fmt: skip
     weak_users: int = Field(
         0, ge=0, description="declared users of weak nodes; 0: nodes have equally many"
