@@ -203,7 +203,8 @@ class Query:
         own = np.asarray(numbers)
         if own.shape != (len(self.rows),) or not 0 <= own.min() <= own.max() < len(rows):
             raise ValueError(f"numbers must be one of {len(rows)} topics for each candidate")
-        extra = {"topics": rows, "topic-scales": scales, "classes": own.astype(np.uint16)}
+        extra: dict[str, np.ndarray[Any, Any]] = {"topics": rows, "topic-scales": scales}
+        extra["classes"] = own.astype(np.uint16)
         return replace(self, extra=extra)
 
     def once(self, make: Callable[[Query], T]) -> T:

@@ -72,7 +72,7 @@ def test_each_group_has_the_whole_budget_and_the_sentence_says_so() -> None:
         ({"resource-adaptive.weak-share": 0.9}, "1 strong nodes"),
         ({"resource-adaptive.weak-users": 4}, "5 weak nodes of 4 users"),
         ({"resource-adaptive.weak-users": 96}, "strong nodes of 0 users"),
-        ({"colluding-weight": 0.1}, r"colluding-weight = 0\.1 of all users need 51 of 48"),
+        ({"colluding-weight": 0.1}, r"colluding-weight = 0\.1 of all users need 53 of 50"),
         ({"sampler": "poisson", "sampling-rate": 0.5}, "sampler = 'poisson'"),
         ({"training.noise": "aggregator"}, "training.noise = 'aggregator'"),
         ({"ctcl.labels": "a,b"}, "ctcl.labels"),

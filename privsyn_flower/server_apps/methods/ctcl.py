@@ -67,8 +67,7 @@ SHOWN, SAMPLES = 5, 2  # topics in the summary, and texts of each
 class CTCLRecipe(Updating, Writing[CTCL]):
     """Both private steps, or one of them.
 
-    start: folder of the conditional generator before any private step. topics: None without
-    conditions.
+    start: folder of the generator before any private step. topics: None without conditions.
     """
 
     controls = (NOISE, *list(ROWS)[:3], "random-public")

@@ -389,6 +389,8 @@ class Cohort:
         weight = self._weights().setdefault(name, facts.weight)
         resources = self._resources().setdefault(name, facts.resources)
         text = f"are not enrolled: their weight {facts.weight} was {weight} when the run began"
+        if self.plan.group and not facts.resources:
+            logger.warning("%s: its node config names no resources, it is not asked", name)
         if weight == facts.weight:
             if resources == facts.resources or not self.plan.group:
                 self.nodes[node] = facts

@@ -138,9 +138,8 @@ class Session:
         spec |= {"greeting": self.greeting} if self.greeting else {}
         phase = phase or self.privacy_plan.main
         if phase.group:  # all who are assumed colluding may be in this one
-            users, nodes = self.spec.groups[phase.group]
-            colluding = math.ceil(self.spec.colluding_weight * self.spec.users - 1e-9)
-            spec |= {"users": users, "nodes": nodes, "colluding_users": colluding}
+            spec["colluding_users"] = math.ceil(spec["colluding_weight"] * spec["users"] - 1e-9)
+            spec["users"], spec["nodes"] = self.spec.groups[phase.group]
         return RoundPlan(
             run=run_id(self.folder),
             noise_multiplier=phase.equivalent,
