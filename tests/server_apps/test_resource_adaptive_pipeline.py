@@ -17,6 +17,8 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.server_apps.methods import resource_adaptive
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
+from privsyn_flower.strategies.engine import cohort
+from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from tests.server_apps.in_process import (
     charges,
     grid_for,
@@ -77,7 +79,7 @@ def test_each_group_is_asked_its_own_questions_and_the_votes_choose(
 
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(resource_adaptive, "most_voted", killed)
+        patch.setattr(resource_adaptive, "top_by_votes", killed)
         grid = grid_for(loopback, simulated(config))
         with pytest.raises(KeyboardInterrupt):
             run_on(grid, config, path)
@@ -103,6 +105,16 @@ def test_each_group_is_asked_its_own_questions_and_the_votes_choose(
     assert set(texts) <= {row["text"] for row in pool} and len(pool) > len(texts)
     votes = json.loads((path / "evaluations" / "votes" / "metrics.jsonl").read_text())
     assert (votes["nodes_asked"], votes["surviving_weight"]) == (3, 9)
+
+
+def test_nobody_pays_where_no_weak_node_is_there(
+    config: RunConfig, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
+    grid = grid_for(loopback, simulated(config)[:3])
+    with pytest.raises(TooFewNodes, match=r"weight 0 .*of weak nodes; node-config resources"):
+        run_on(grid, config, tmp_path / "run")
+    assert set(asked(grid)) == {"query.hello"} and not charges(tmp_path / "run")
 
 
 def test_plan_shows_both_groups_and_the_vote_is_audited(config: RunConfig, tmp_path: Path) -> None:

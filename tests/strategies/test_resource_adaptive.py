@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import shard_sizes
 from privsyn_flower.server_apps.privacy_plan import federation_spec, privacy_plan, statement
-from privsyn_flower.strategies.resource_adaptive.strategy import ResourceAdaptive, most_voted
+from privsyn_flower.strategies.resource_adaptive.strategy import ResourceAdaptive, top_by_votes
 
 METHOD = {"method": "resource-adaptive", "nodes": 10, "data.users": 96, "rounds": 4}
 
@@ -30,7 +30,7 @@ def test_each_topic_gives_its_texts_with_most_votes_once(
     texts: list[tuple[int, float]], wanted: list[int]
 ) -> None:
     numbers, votes = np.array([t for t, _ in texts]), np.array([v for _, v in texts])
-    places = most_voted(votes, numbers, np.array(wanted)).tolist()
+    places = top_by_votes(votes, numbers, np.array(wanted)).tolist()
     assert places == sorted(set(places))
     for topic, count in enumerate(wanted):
         own = [at for at in range(len(texts)) if numbers[at] == topic]

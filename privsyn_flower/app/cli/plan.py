@@ -176,7 +176,7 @@ def _privacy(plan: Plan) -> list[str]:
 
 def _group(plan: Plan, phase: Phase) -> str:
     """Whom alone a phase asks, and its own noise."""
-    asked = plan.asked(phase)
+    asked = plan.group_of(phase)
     return (
         asked
         and (

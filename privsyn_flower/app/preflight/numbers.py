@@ -95,14 +95,19 @@ def integers(config: RunConfig) -> Findings:
         return
     try:
         encoding(config, recipe_of(config).length(config))
+        for phase in privacy_plan(config).phases:
+            if phase.group:  # asked after others have paid
+                encoding(config, 1, phase)
     except WrapAround as error:
         yield Finding(str(error))
 
 
-def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
-    """The integers of a round's answers of so many coordinates. Raises WrapAround when there are
-    none whose sum and noise are what the privacy plan says."""
+def encoding(config: RunConfig, length: int, phase: Phase | None = None) -> IntegerPlan | DensePlan:
+    """The integers of answers of so many coordinates, a round's or those of a group's phase. Raises
+    WrapAround when there are none whose sum and noise are what the privacy plan says."""
     users, main = config.round_users, privacy_plan(config).main
+    if phase is not None and phase is not main:
+        users, main = config.own.groups(config)[phase.group][0], phase
     if config.cohort_nodes:
         users = max(1, users * config.cohort_nodes // config.nodes)
     plan = RoundPlan(
@@ -114,7 +119,8 @@ def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
         sampling_rate=main.rate,
         distance=privacy_plan(config).distance,
     )
-    options: dict[str, OptionValue] = {"encoding": "dense"} if config.updates else {}
+    dense = config.updates and main is privacy_plan(config).main
+    options: dict[str, OptionValue] = {"encoding": "dense"} if dense else {}
     options |= matrix_options(main.matrix) if main.matrix else {}
     rows, scales = np.zeros((0, 0), dtype=np.int8), np.zeros(0, dtype=np.float32)
     query = Query("", rows, scales, length, 1.0, "", options)

@@ -91,7 +91,7 @@ class Plan:
         """Of the privacy plan; none without one."""
         return self.privacy_plan.phases if self.privacy_plan else ()
 
-    def asked(self, phase: Phase) -> dict[str, Any]:
+    def group_of(self, phase: Phase) -> dict[str, Any]:
         """The users and nodes of a phase that asks one group of them."""
         if not phase.group:
             return {}
@@ -109,7 +109,7 @@ class Plan:
                 "sampling_rate": phase.rate,
                 "noise_of": phase.source,
                 "participations": phase.most,
-                **self.asked(phase),
+                **self.group_of(phase),
             }
             for phase in self.phases
         ]

@@ -22,7 +22,7 @@ from privsyn_flower.strategies.resource_adaptive.strategy import (
     VOTES,
     ResourceAdaptive,
     by_groups,
-    most_voted,
+    top_by_votes,
 )
 from privsyn_flower.strategies.synthesis.topic_counts import largest_remainder
 from privsyn_flower.strategies.synthesis.topic_texts import Written
@@ -72,17 +72,20 @@ class ResourceAdaptiveRecipe(CTCLRecipe):
             embedding(VOTES, "the texts to vote on", items, tokens),
         ]
 
+    def prepare(self, strategy: CTCL) -> None:
+        """The histogram, once it is known that the vote can follow."""
+        _voting(strategy).greet(self.run.session)
+        super().prepare(strategy)
+
     def evaluate(self, strategy: CTCL) -> None:
         """The pool, by the trained generator, and the weak nodes' votes for it."""
-        if not isinstance(strategy, ResourceAdaptive):
-            raise TypeError(f"{type(strategy).__name__} has no vote")
         with self.run.clock("expansion"):
             model = self._model(strategy, self.folder.path / MODEL)
             pool = self._pool(GenerationInputs(model, self.topics, strategy.proportions()))
         with self.run.clock(VOTES):
             texts, numbers = [row["text"] for row in pool], [row["topic"] for row in pool]
             embedder = self.models.embedder()
-            self.votes = strategy.vote(self.run.session, texts, numbers, embedder)
+            self.votes = _voting(strategy).vote(self.run.session, texts, numbers, embedder)
 
     def _pool(self, inputs: GenerationInputs) -> list[dict[str, Any]]:
         """Distinct texts with their topics, written unless they are there. Raises ConfigError."""
@@ -104,11 +107,17 @@ class ResourceAdaptiveRecipe(CTCLRecipe):
         if name == SYNTHETIC and not target.exists():
             pool, samples = self._pool(kept), self.config.expand.samples
             numbers = np.array([row["topic"] for row in pool])
-            places = most_voted(self.votes, numbers, largest_remainder(kept.shares, samples))
+            places = top_by_votes(self.votes, numbers, largest_remainder(kept.shares, samples))
             facts = Written(len(places), len(pool), samples - len(places))
             self.folder.save_value(f"written-{name}", asdict(facts))
             write_jsonl(target, (pool[at] for at in places.tolist()))
         return super()._write(name, kept)
+
+
+def _voting(strategy: CTCL) -> ResourceAdaptive:
+    if not isinstance(strategy, ResourceAdaptive):
+        raise TypeError(f"{type(strategy).__name__} has no vote")
+    return strategy
 
 
 def _pool_size(config: RunConfig) -> int:

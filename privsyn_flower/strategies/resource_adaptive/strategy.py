@@ -18,6 +18,7 @@ from privsyn_flower.common.arrays import F64, I64, Ints
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.strategies.ctcl.strategy import BOUND, CTCL
+from privsyn_flower.strategies.engine.cohort import Cohort
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.strategies.resource_adaptive.config import STRONG, WEAK
@@ -49,6 +50,12 @@ class ResourceAdaptive(CTCL):
         """Raises ValueError: the vote comes after the rounds, which a whole run sees to."""
         raise ValueError("method = 'resource-adaptive' needs a whole run: privsyn run")
 
+    def greet(self, session: Session) -> None:
+        """Wait for the weak nodes before strong ones pay. Raises TooFewNodes without enough."""
+        if session.folder.load_value("weights") is None:  # nobody was asked yet
+            plan = session.plan(session.privacy_plan[VOTES])
+            Cohort(session.grid, plan, session.folder, session.progress).present()
+
     def ballot(self, texts: Sequence[str], numbers: Sequence[int], embedder: Embedder) -> Query:
         """Which of these texts, each of a topic, are nearest to yours? numbers (n,): their topics.
 
@@ -73,7 +80,7 @@ class ResourceAdaptive(CTCL):
         return np.array(question.released)
 
 
-def most_voted(votes: F64, numbers: Ints, wanted: I64) -> I64:
+def top_by_votes(votes: F64, numbers: Ints, wanted: I64) -> I64:
     """Places, in order, of each topic's `wanted` (m,) texts with most votes (n,), each once.
 
     Fewer where a topic has fewer; ties go to the first. A draw in proportion to votes would repeat
