@@ -52,6 +52,7 @@ from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.matrix_noise import MatrixNoise
 from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
 from privsyn_flower.strategies.engine.session import trusted_noise
+from privsyn_flower.strategies.resource_adaptive.strategy import VOTES
 
 EVALUATION = "evaluation"  # the kind of query that is about models, beside the rounds
 HONEST_NODES = 6  # of two users each; every one of them survives
@@ -124,10 +125,12 @@ def audit(config: RunConfig, trials: int = DEFAULT_TRIALS, kind: str = "") -> Au
 
 
 def kinds(config: RunConfig) -> list[str]:
-    """The kinds of query that a run asks: the rounds', and CTCL's histogram, "topics"."""
-    if not config.owns(CtclConfig):
+    """The kinds of query that a run asks: the rounds', CTCL's histogram, "topics", and the votes of
+    weak nodes."""
+    if not config.uses("ctcl"):
         return [recipe_of(config).question(config)[0]]
     own = {"update": config.updates, TOPICS: config[CtclConfig].histogram}
+    own["votes"] = bool(config.own.groups(config))
     return [kind for kind, is_asked in own.items() if is_asked]
 
 
@@ -256,8 +259,8 @@ def audited_phase(config: RunConfig, kind: str) -> Phase:
     Raises ConfigError on numbers from which no privacy plan can be computed.
     """
     made = privacy_plan(config)
-    if kind == TOPICS:
-        return made[TOPICS]
+    if kind in (TOPICS, VOTES) and kind in {phase.name for phase in made.phases}:
+        return made[kind]
     return evaluation_phases(made.main, 1)[0] if kind == EVALUATION else made.main
 
 
