@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
@@ -87,9 +88,12 @@ def table(name: str, section: BaseModel, shared: tuple[str, set[str]] = ("", set
 
 def values(field: FieldInfo) -> str:
     """What a key accepts: the words, or the type with its bounds."""
+    kinds: dict[Any, str] = {bool: "true, false", int: "integer", float: "number", str: "text"}
+    if get_origin(field.annotation) in (Union, UnionType):
+        parts = (FieldInfo(annotation=one) for one in get_args(field.annotation))
+        return ", ".join(values(part) for part in parts)
     if get_origin(field.annotation) is Literal:
         return ", ".join(code(str(word) or '""') for word in get_args(field.annotation))
-    kinds: dict[Any, str] = {bool: "true, false", int: "integer", float: "number", str: "text"}
     bounds = [
         f"{word}\N{NO-BREAK SPACE}{getattr(bound, attribute):g}"
         for bound in field.metadata

@@ -28,6 +28,9 @@ UNPROTECTED = "expand-private"  # made of the private text itself
 REPEATS = "No privacy: these texts may repeat the users' own, word for word. Pass none of them on."
 SHOWN = 600  # texts on the page
 SHOWN_SEEDS = 12  # of most votes
+BESIDE = {  # column of `side_by_side` -> what stands over it
+    "public": "Public text", "seeds": "Seeds that the votes picked", "synthetic": "Synthetic text",
+}  # fmt: skip
 LONGEST = 1200  # characters of a text that are shown
 COUNT_LIMIT = 20_000  # texts whose lengths and topics are counted
 DOMAINS = 8  # of public text, those of most survivors
@@ -45,12 +48,22 @@ def learned(run: RunFolder) -> Context:
     total = run.text_count()
     return {
         "summary": summary,
+        "beside": _beside(mapping(summary.get("side_by_side"))),
         "best": _best(mapping(summary.get("voted"))),
         "domains": _domains(run, mapping(summary.get("voted"))),
         "seeds": [_item(row) for row in first_texts(run.folder, SHOWN_SEEDS, SEEDS)],
         "texts": _texts(run, total) if total else None,
         "public": _public(mapping(summary["proximity"])) if "proximity" in summary else None,
     }
+
+
+def _beside(columns: Mapping[str, Any]) -> list[tuple[str, list[dict[str, object]]]]:
+    """(what the texts are, a few of them) for public text, seeds and what was written."""
+    return [
+        (title, [_item({"text": text}) for text in texts if isinstance(text, str)][:SHOWN_SEEDS])
+        for name, title in BESIDE.items()
+        if isinstance(texts := columns.get(name), list)
+    ]
 
 
 def _best(voted: Mapping[str, Any]) -> list[dict[str, object]]:
@@ -99,7 +112,9 @@ def _of(shares: Mapping[str, Any], name: str) -> float:
 
 def _texts(run: RunFolder, total: int) -> Context:
     """The browser of texts, and what they are like."""
-    rows = run.texts(COUNT_LIMIT)
+    front = int(mapping(run.summary).get("seeds_in_front") or 0)
+    front = front if 0 <= front < total else 0  # else seeds are all there is
+    rows, total = run.texts(COUNT_LIMIT, first=front), total - front
     shown = [rows[n * len(rows) // SHOWN] for n in range(SHOWN)] if len(rows) > SHOWN else rows
     groups = Counter(name for name in map(_group, rows) if name)
     what = "topic" if any("topic" in row for row in rows) else "class"
@@ -108,6 +123,7 @@ def _texts(run: RunFolder, total: int) -> Context:
     return {
         "mark": REPEATS if method_of(run) == UNPROTECTED else "",
         "total": total,
+        "front": front,
         "counted": len(rows),
         "figures": [*figures, *_lengths(run, rows, total)],
         "what": what,
