@@ -178,8 +178,9 @@ def split(text: str, names: Collection[str]) -> tuple[str, list[str]]:
     for part in re.split(rf"(?:^|(?<=[.;:] ))(?={begin}|Raises \w)", text):
         if re.match(begin, part):
             head, _, meaning = part.partition(": ")
-            meaning = meaning.strip().removesuffix(";")
-            fields.extend(f":param {name}: {escaped(meaning)}" for name in head.split(", "))
+            meaning = escaped(meaning.strip().removesuffix(";"))
+            meaning = f"\\{meaning}" if re.match(r"\w+[.)]", meaning) else meaning  # no list
+            fields.extend(f":param {name}: {meaning}" for name in head.split(", "))
         elif raised := re.match(r"Raises (\w+),? (.*?\.)(?: (?=[A-Z])(.*))?$", part.strip()):
             fields.append(f":raises {raised[1]}: {escaped(raised[2])}")
             prose.append(raised[3] or "")
