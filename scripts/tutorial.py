@@ -55,11 +55,13 @@ def without_places(notebook: Any, home: Path) -> Any:
     (work,) = map(str, home.glob("t/tutorial-*"))
     for cell in notebook.cells:
         if cell.cell_type == "code":
+            cell.execution_count = None
             kept = [one for one in cell.outputs if one.output_type == "stream"]
             text = "".join(one.text for one in kept).replace(f"{work}/", "").replace(work, ".")
             text = text.replace("\r\n", "\n")
-            cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)]
-            cell.outputs *= bool(text.strip())
+            new = nbformat.v4.new_output("stream", name="stdout", text=text)
+            cell.outputs = [new] if text.strip() else []
+            cell.metadata = {}
     notebook.metadata.language_info = {"name": "python"}
     return notebook
 
