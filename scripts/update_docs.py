@@ -41,15 +41,22 @@ def with_table(page: str, config: BaseModel) -> str:
 
 def tables(config: BaseModel) -> str:
     """One table for the top-level keys and one per section; keys that a section shares with an
-    earlier one are named there alone."""
-    sections = [("", config)]
-    sections += [(name.replace("_", "-"), value) for name, value in config if is_section(value)]
-    parts: list[str] = []
-    for number, (name, section) in enumerate(sections):
-        shared = [(other, same_keys(section, earlier)) for other, earlier in sections[1:number]]
+    earlier one, or with one of a run's configuration, are named there alone."""
+    sections, runs = sections_of(config), "[configuration.md](configuration.md)"
+    known = [] if type(config) is RunConfig else sections_of(RunConfig())
+    elsewhere = [(f"`[{name}]` in {runs}", section) for name, section in known]
+    parts = []
+    for number, (name, section) in enumerate([("", config), *sections]):
+        before = [(f"`[{other}]`", earlier) for other, earlier in sections[: max(0, number - 1)]]
+        shared = [(other, same_keys(section, found)) for other, found in [*before, *elsewhere]]
         other, keys = max(shared, key=lambda pair: len(pair[1]), default=("", set[str]()))
         parts.append(table(name, section, (other, keys) if len(keys) >= SHARED else ("", set())))
     return "\n".join(parts)
+
+
+def sections_of(config: BaseModel) -> list[tuple[str, Any]]:
+    """Name -> table of keys."""
+    return [(name.replace("_", "-"), value) for name, value in config if is_section(value)]
 
 
 def same_keys(section: BaseModel, other: BaseModel) -> set[str]:
@@ -74,7 +81,7 @@ def table(name: str, section: BaseModel, shared: tuple[str, set[str]] = ("", set
     title = f"`[{name}]`" if name else "Top level"
     lines = [f"### {title}", ""]
     if shared[1]:
-        lines += [f"All keys of `[{shared[0]}]`, with the same defaults and meanings, and:", ""]
+        lines += [f"All keys of {shared[0]}, with the same defaults and meanings, and:", ""]
     lines += ["| key | default | values | meaning |", "|---|---|---|---|"]
     for field_name, field in type(section).model_fields.items():
         default = getattr(section, field_name)

@@ -253,7 +253,9 @@ def test_what_was_paid_for_outlives_an_expansion_that_drops_all(
     values = {**EVOLUTION, "expand.samples": 4, "expand.min-words": 1000}
     config, path = small_config(shared, causal_folder, **values), tmp_path / "run"
     summary, _ = run(config, loopback, path)
-    assert summary["synthetic_samples"] == 0 and texts(path) == [] and complete(path)
+    seeds = summary["seeds_in_front"]  # of one's own text they are released, and are no excuse
+    assert summary["synthetic_samples"] == seeds == summary["seeds"] > 0 and complete(path)
+    assert summary["side_by_side"].keys() == {"public", "seeds"}
     assert summary["dropped"] == {"too short": 16}
     assert "(16 too short), expand.samples = 4" in summary["unusable"][0]
     assert exit_status(path) == NOT_USABLE
@@ -284,7 +286,9 @@ def test_what_was_paid_for_outlives_an_expansion_that_drops_all(
     again = changed(config, **{"expand.min-words": 1})
     go_by(RunFolder(path), again)
     summary, _ = run(again, loopback, path)
-    assert summary["synthetic_samples"] == 4 and summary["changed"] == ["expand.min-words"]
+    assert summary["synthetic_samples"] == seeds + 4
+    assert summary["changed"] == ["expand.min-words"]
+    assert summary["side_by_side"]["synthetic"] == texts(path)[seeds:]
     written = summary["quality"]["writer"]
     assert written["model"] == str(causal_folder) and written["parameters"] > 1000
     assert summary["quality"]["texts"] == 4 and len(summary["voted"]["best"]) == 5

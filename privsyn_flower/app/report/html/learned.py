@@ -112,8 +112,8 @@ def _of(shares: Mapping[str, Any], name: str) -> float:
 
 def _texts(run: RunFolder, total: int) -> Context:
     """The browser of texts, and what they are like."""
-    front = int(mapping(run.summary).get("seeds_in_front") or 0)
-    front = front if 0 <= front < total else 0  # else seeds are all there is
+    told = mapping(run.summary).get("seeds_in_front")
+    front = int(told) if is_number(told) and 0 < told < total else 0  # else seeds are all there is
     rows, total = run.texts(COUNT_LIMIT, first=front), total - front
     shown = [rows[n * len(rows) // SHOWN] for n in range(SHOWN)] if len(rows) > SHOWN else rows
     groups = Counter(name for name in map(_group, rows) if name)
