@@ -197,7 +197,7 @@ def test_public_seed_and_synthetic_text_stand_side_by_side(tmp_path: Path) -> No
     order = ["Public text", "<b>public", HOSTILE[1], "Seeds that the", "a seed", "Synthetic text"]
     places = [part.index(one) for one in [*order, "written 0", "5 synthetic texts"]]
     assert places == sorted(places) and "in synthetic.jsonl after 4 seeds" in part
-    assert "row 4" in part and "row 3" not in part
+    assert "row 4" in part and "row 3" not in part and "after 4 seeds" in found.text[: -len(part)]
     alone = run_folder(tmp_path / "two", texts=texts, side_by_side={"public": ["x"]})
     assert "Side by side" not in read(page([alone])).text
 

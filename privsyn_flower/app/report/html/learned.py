@@ -19,7 +19,14 @@ from privsyn_flower.app.report.html.markup import (
     plain,
 )
 from privsyn_flower.app.report.html.overview import method_of
-from privsyn_flower.app.report.html.parts import Context, axis_name, few, guarantee, spread
+from privsyn_flower.app.report.html.parts import (
+    Context,
+    axis_name,
+    few,
+    guarantee,
+    seeds_and_texts,
+    spread,
+)
 from privsyn_flower.app.report.reading import RunFolder, first_texts
 from privsyn_flower.common.units import units, unspaced, words
 from privsyn_flower.runs import SEEDS
@@ -45,14 +52,14 @@ Row = Mapping[str, Any]
 def learned(run: RunFolder) -> Context:
     """The result, as far as it is there."""
     summary = run.summary or {}
-    total = run.text_count()
+    front, total = seeds_and_texts(run)
     return {
         "summary": summary,
         "beside": _beside(mapping(summary.get("side_by_side"))),
         "best": _best(mapping(summary.get("voted"))),
         "domains": _domains(run, mapping(summary.get("voted"))),
         "seeds": [_item(row) for row in first_texts(run.folder, SHOWN_SEEDS, SEEDS)],
-        "texts": _texts(run, total) if total else None,
+        "texts": _texts(run, front, total) if total else None,
         "public": _public(mapping(summary["proximity"])) if "proximity" in summary else None,
     }
 
@@ -110,11 +117,9 @@ def _of(shares: Mapping[str, Any], name: str) -> float:
     return float(value) if is_number(value) else 0.0
 
 
-def _texts(run: RunFolder, total: int) -> Context:
+def _texts(run: RunFolder, front: int, total: int) -> Context:
     """The browser of texts, and what they are like."""
-    told = mapping(run.summary).get("seeds_in_front")
-    front = int(told) if is_number(told) and 0 < told < total else 0  # else seeds are all there is
-    rows, total = run.texts(COUNT_LIMIT, first=front), total - front
+    rows = run.texts(COUNT_LIMIT, first=front)
     shown = [rows[n * len(rows) // SHOWN] for n in range(SHOWN)] if len(rows) > SHOWN else rows
     groups = Counter(name for name in map(_group, rows) if name)
     what = "topic" if any("topic" in row for row in rows) else "class"
