@@ -183,7 +183,9 @@ def test_text_of_earlier_settings_is_made_again_and_never_mixed(
     go_by(folder, more)  # as a call does that comes after a kill
     assert not complete(path) and len(read_jsonl(path / "changes.jsonl")) == 2
     summary, _ = run(more, loopback, path)
-    assert summary["synthetic_samples"] == 5 and not set(texts(path)) & set(seeds)
+    front = summary["seeds_in_front"]
+    assert summary["synthetic_samples"] == front + 5 and texts(path)[:front] == seeds
+    assert not set(texts(path)[front:]) & set(seeds)
     assert not (path / "control.jsonl").exists() and folder.load_value("benchmark") is None
     assert {file.name: file.read_bytes() for file in path.glob("releases/*")} == releases
 
