@@ -196,7 +196,7 @@ class ExpandConfig(Section):
     def _true_or_false(cls, value: Any) -> Any:
         """The words, too: `--set` takes the key for text, as its default is."""
         found = {"true": True, "false": False}.get(str(value).lower(), value)
-        if found not in (True, False, "auto"):
+        if not isinstance(found, bool) and found != "auto":
             raise ValueError("must be true, false or auto")
         return found
 

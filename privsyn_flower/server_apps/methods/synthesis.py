@@ -187,6 +187,9 @@ class Writing(Recipe[T]):
         facts = {"seeds_in_front": self.seeds_in_front, "dropped": causes}
         return {name: value for name, value in facts.items() if value}
 
+    def figures(self, strategy: T) -> Mapping[str, Any]:
+        return self.written_facts()
+
     def unusable(self, samples: int) -> list[str]:
         """Too few written texts, none at all, or such as nobody can use; seeds are no excuse."""
         found = []
