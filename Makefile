@@ -15,7 +15,7 @@ SITE := -q -W --keep-going -d docs/_build/doctrees
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub lint format docs tutorial results assets app-config paper-configs benchmarks vllm test-vllm clean
+.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub lint format docs tutorial report dataset results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -101,6 +101,12 @@ tutorial: install  ## notebooks/tutorial.ipynb executed anew, with what its cell
 $(VENV)/.docs-installed: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
+
+report: $(VENV)/.docs-installed browser  ## build/report: the technical report as PDF, of kept results
+	$(BIN)/python -m scripts.report
+
+dataset: install  ## build/dataset: the demo's synthetic chats at both epsilons, with cards (a quarter of an hour)
+	$(BIN)/python -m scripts.dataset $(foreach one,$(SET),--set $(one)) $(if $(LICENSE),--license $(LICENSE))
 
 results: install  ## docs/results/measured.md: the demos over seeds and epsilons, as far as they are missing
 	$(BIN)/privsyn compare configs/compare-results.toml

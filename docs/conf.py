@@ -25,7 +25,7 @@ author = copyright = "The privsyn-flower authors"
 release = version = importlib.metadata.version(project)
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["_build", "examples", "results/*.json", "results/*.toml"]
+exclude_patterns = ["_build", "examples", "report", "results/*.json", "results/*.toml"]
 html_theme = "sphinx_book_theme"
 html_title = f"{project} {release}"
 html_copy_source = False

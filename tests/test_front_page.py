@@ -40,7 +40,8 @@ def test_every_page_has_its_place_on_the_site() -> None:
     found = "".join(code for kind, code in FENCE.findall(text_of(DOCS / "index.md")))
     listed = re.findall(r"^(?:[\w ]+<)?([\w/-]+)>?$", found, re.MULTILINE)
     pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md")}
-    pages = {page for page in pages if not page.startswith(("_", "examples/"))} - {"index"}
+    elsewhere = ("_", "examples/", "report/")
+    pages = {page for page in pages if not page.startswith(elsewhere)} - {"index"}
     copies = [*ROOT.glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
     assert sorted(listed) == sorted(pages | {f"_root/{page.stem}" for page in copies})
 

@@ -11,11 +11,18 @@ from flwr.app import Context, Message
 from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
-from privsyn_flower.common.arrays import F32, I32, I64, Bools
+from privsyn_flower.common.arrays import F32, I32, I64, Bools, Ints
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
-from privsyn_flower.queries.votes import Clip, Metric, shard_votes
+from privsyn_flower.queries.votes import (
+    Clip,
+    Metric,
+    Question,
+    nearest_candidates,
+    prepare,
+    shard_votes,
+)
 
 if TYPE_CHECKING:  # three of the five stages of a secure sum load nothing of data
     from privsyn_flower.data.caches import Block
@@ -51,7 +58,9 @@ def check_votes(query: Query, node: Node) -> None:
 def _check_candidates(query: Query, labels: list[str]) -> None:
     """As many as the answer has room for, and the class of each, where that is asked."""
     neighbors, size = int(query.options["neighbors"]), len(query.rows)
-    if sorted(query.extra) not in ([], ["classes"]):  # a projection would make another size of them
+    topics, scales = query.extra.get("topics"), query.extra.get("topic-scales")
+    named = [] if topics is None else ["topic-scales", "topics"]
+    if sorted(query.extra) not in ([], ["classes", *named]):  # a projection changes their size
         raise _malformed(f"it comes with {sorted(query.extra)}")
     if not query.extra:
         if size * max(1, len(labels)) != query.length or neighbors > size:
@@ -60,7 +69,12 @@ def _check_candidates(query: Query, labels: list[str]) -> None:
     classes = query.extra["classes"]
     if classes.dtype != np.uint16 or classes.shape != (size,) or size != query.length:
         raise _malformed("classes are not one number for each candidate")
-    if int(classes.max()) >= len(labels):
+    if topics is not None and scales is not None:
+        fine = (topics.dtype, scales.dtype) == (np.int8, np.float32) and not labels
+        fine = fine and topics.ndim == 2 and topics.shape[1] == query.rows.shape[1]
+        if not fine or scales.shape != topics.shape[:1] or not np.isfinite(scales).all():
+            raise _malformed("its topics are not a row and a scale each")
+    if int(classes.max()) >= (len(labels) if topics is None else len(topics)):
         raise _malformed("a class is not in the list of labels")
     counts = np.bincount(classes)
     if int(counts[counts > 0].min()) < neighbors:
@@ -128,7 +142,7 @@ def user_votes(
     query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are sampled."""
-    options, labels = query.options, query.labels
+    options, labels, topics = query.options, query.labels, "topics" in query.extra
     question, total = query.question(), np.zeros(query.length, dtype=np.int64)
     for eligible in eligible_rows(query, users, participants, node, labels):
         total += shard_votes(
@@ -143,10 +157,24 @@ def user_votes(
             plan=plan,
             sampled=eligible.sampled,
             classes=max(1, len(labels)),
-            sample_classes=eligible.classes,
+            sample_classes=_topics_of(eligible.rows, query) if topics else eligible.classes,
             candidate_classes=query.extra.get("classes"),
         )
     return total
+
+
+def _topics_of(rows: F32, query: Query) -> Ints:
+    """(n,) each row's nearest topic, PRIVATE; -1 for a row that is not finite. As of candidates, a
+    function of that row and of public topics alone."""
+    nearest, finite = nearest_candidates(rows, None, query.once(_topics))
+    found = np.full(len(rows), -1)
+    found[finite] = nearest[:, 0]
+    return found
+
+
+def _topics(query: Query) -> Question:
+    rows = query.extra["topics"].astype(np.float32) * query.extra["topic-scales"][:, None]
+    return prepare(rows.astype(np.float32), 1, "cosine")
 
 
 def _malformed(text: str) -> WireError:

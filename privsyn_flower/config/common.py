@@ -69,6 +69,11 @@ class MethodTable(Section):
         """Whether the rounds ask for changes of a model."""
         return False
 
+    def groups(self, config: CommonConfig) -> Mapping[str, tuple[int, int]]:
+        """Groups of nodes that are asked different questions -> their users and nodes, the rounds'
+        group first; {} where all are asked the same."""
+        return {}
+
     def adapter_rank(self, config: CommonConfig) -> int:
         """Rank of the adapters that the method trains of its generator; 0: it trains none."""
         return 0
@@ -288,6 +293,12 @@ class CommonConfig(Section):
     def sends_rows(self) -> bool:
         """Whether nodes answer rows of a matrix, so that their noise is correlated over rounds."""
         return self.uses("ftrl") and self.training.noise == "nodes"
+
+    @property
+    def round_users(self) -> int:
+        """Users whom the rounds ask, of all nodes or of one group's."""
+        groups = self.own.groups(self).values()
+        return next(iter(groups))[0] if groups else self.data.users
 
     @property
     def local_steps(self) -> int:

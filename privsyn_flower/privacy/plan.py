@@ -43,7 +43,8 @@ class Phase:
     privacy event. source: who adds the noise. correlation, participation: of noise across rounds,
     and how often a user takes part (None: independent questions to all); an aggregator's
     factorization, or the matrix whose rows nodes answer. cycle: rounds of a rota over nodes, 0 for
-    none. evaluates: it measures models, and says nothing new.
+    none. evaluates: it measures models, and says nothing new. group: of users whom alone it asks,
+    each in one group of the run; "" for all.
 
     multiplier: noise std / bound of one user's vector, before it is correlated; 0: what `share` of
     the run's mu^2 buys, or without one an equal part of what is left for each participation.
@@ -58,6 +59,7 @@ class Phase:
     participation: Participation | None = None
     cycle: int = 0
     evaluates: bool = False
+    group: str = ""
     multiplier: float = 0.0
     share: float = 0.0
 
@@ -178,9 +180,21 @@ class PrivacyPlan:
         return named[0] if named else max(self.phases, key=lambda phase: phase.most)
 
     @property
+    def groups(self) -> dict[str, list[Phase]]:
+        """What one user can be asked: the phases of each group, or of "" all there are."""
+        names = dict.fromkeys(phase.group for phase in self.phases)
+        return {name: [p for p in self.phases if p.group == name] for name in names}
+
+    @property
+    def costliest(self) -> list[Phase]:
+        """Of the group that pays most. Groups share no user, so the run costs what that one does;
+        they sample nobody (`planning`), so mu^2 tells which at every delta."""
+        return max(self.groups.values(), key=lambda own: total_mu_squared(events(own)))
+
+    @property
     def epsilon(self) -> float:
-        """What all phases cost together: at most the target."""
-        return composed_epsilon(events(self.phases), gaussian_delta(self.delta))
+        """What all phases cost a user together: at most the target."""
+        return composed_epsilon(events(self.costliest), gaussian_delta(self.delta))
 
     @property
     def rho(self) -> float | None:
@@ -189,13 +203,12 @@ class PrivacyPlan:
         computes the rho of a sampled Gaussian."""
         if any(phase.rate < 1.0 for phase in self.phases):
             return None
-        every = events(self.phases).items()
-        return math.fsum(count * mu_squared(z) for (z, _), count in every) / 2
+        return total_mu_squared(events(self.costliest)) / 2
 
     @property
     def curve(self) -> Curve:
         """Every pair of epsilon and delta that all phases' noise gives together."""
-        return privacy_curve(events(self.phases), self.delta)
+        return privacy_curve(events(self.costliest), self.delta)
 
     @property
     def releases(self) -> int:
@@ -230,17 +243,6 @@ class PrivacyPlan:
             "plan": self.plan,
         }
 
-    def round_numbers(self, phase: Phase) -> dict[str, Any]:
-        """What a phase puts into `RoundPlan`."""
-        return {
-            "noise_multiplier": phase.equivalent,
-            "spare_rounds": phase.spare,
-            "sampling_rate": phase.rate,
-            "cohort_nodes": phase.sampler.nodes,
-            "cycle": phase.cycle,
-            "distance": self.distance,
-        }
-
 
 def events(phases: Sequence[Phase]) -> Counter[tuple[float, float]]:
     """(multiplier, rate) -> sums that one user can be in, as independent noise costs them."""
@@ -248,3 +250,8 @@ def events(phases: Sequence[Phase]) -> Counter[tuple[float, float]]:
     for phase in phases:
         found[(phase.equivalent, phase.rate)] += phase.most
     return found
+
+
+def total_mu_squared(releases: Counter[tuple[float, float]]) -> float:
+    """Of all these events, sampling left aside."""
+    return math.fsum(count * mu_squared(z) for (z, _), count in releases.items())

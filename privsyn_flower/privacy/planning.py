@@ -52,7 +52,8 @@ def plan_privacy(
     Noise that is not given is the smallest that keeps epsilon. ledger_epsilon: total of the ledger,
     where it is larger than epsilon. checked: False to see what noise costs that is too small.
     Raises PrivacyPlanError when the given noise or shares cost more than epsilon, ValueError on
-    names that are not distinct and as `calibrate` does.
+    names that are not distinct, on groups beside sampling or a question to all, and as `calibrate`
+    does. Each group of users has the whole budget: a user is in one.
     """
     names = [phase.name for phase in phases]
     if not names or len(set(names)) < len(names):
@@ -63,6 +64,14 @@ def plan_privacy(
             f"{epsilon:g} of this one: lower epsilon, or raise ledger-epsilon"
         )
     _check_mixture(phases)
+    if len(groups := {phase.group for phase in phases}) > 1:
+        apart = [
+            plan_privacy(epsilon, delta, own, ledger_epsilon=ledger_epsilon, checked=checked).phases
+            for own in ([p for p in phases if p.group == group] for group in groups)
+        ]
+        by_name = {phase.name: phase for own in apart for phase in own}
+        ordered = tuple(by_name[name] for name in names)
+        return PrivacyPlan(epsilon, delta, ordered, max(epsilon, ledger_epsilon))
     left = gaussian_delta(delta)
     mu = gaussian_mu(epsilon, left)
     settled = [_shared(phase, mu) for phase in phases]
@@ -82,7 +91,16 @@ def plan_privacy(
 
 def _check_mixture(phases: Sequence[Phase]) -> None:
     """Raises ValueError where rounds are correlated beside Poisson sampling: the plan of its
-    ledger counts releases one by one, and a correlated one alone may cost more than its share."""
+    ledger counts releases one by one, and a correlated one alone may cost more than its share. And
+    for groups of users beside what mu^2 does not account, or a question to all of them."""
+    for phase in phases:
+        mixed = "" in {other.group for other in phases} or phase.rate < 1
+        if phase.group and (mixed or phase.source == "aggregator"):
+            raise ValueError(
+                f"{phase.name}: users in groups ({phase.group!r}) are accounted without a "
+                "sampling-rate below 1, with noise of the nodes, and with every question to one "
+                "group"
+            )
     if any(phase.rate < 1 for phase in phases):
         for phase in phases:
             if phase.correlation is not None and phase.correlation.name != "independent":
@@ -149,6 +167,11 @@ def statement_of(plan: PrivacyPlan, **facts: Any) -> PrivacyStatement:
         "sampling_rate": main.rate,
         "noise_source": main.source,
         "others": tuple((p.name, p.releases, p.equivalent, p.source, p.rate) for p in others),
+        "groups": tuple(
+            (name, replace(plan, phases=tuple(own)).epsilon, tuple(p.name for p in own))
+            for name, own in plan.groups.items()
+            if name
+        ),
     }
     if main.correlation is not None and main.correlation.name != "independent":
         claims["correlated"] = main.correlation.name

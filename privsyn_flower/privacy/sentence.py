@@ -10,6 +10,7 @@ from privsyn_flower.privacy.accounting.composition import Accountant, tightest
 from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler
 from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA, gaussian_delta
 from privsyn_flower.privacy.wording import (
+    ACCOUNTS,
     CHOSEN_TEXT,
     KEYS,
     ROWS,
@@ -18,6 +19,7 @@ from privsyn_flower.privacy.wording import (
     at_most,
     changed_since,
     concentrated,
+    in_groups,
     page,
     percent,
     sampling_sentence,
@@ -49,8 +51,9 @@ class PrivacyStatement:
     (0: as many as fit); participations: most rounds of one user that epsilon counts (0: from those
     two). adaptive_clipping: one coordinate of the answer says whether the clip norm was reached.
     others: further questions of the run (name, releases, noise multiplier, noise source, sampling
-    rate), covered by the same epsilon. rho_zcdp: of all releases, without sampling; None: none is
-    claimed. chooses_text: the model filters public text. changed: keys changed after the start.
+    rate), covered by the same epsilon. groups: of users (name, epsilon, questions), each in one.
+    rho_zcdp: of all releases, without sampling; None: none is claimed. chooses_text: the model
+    filters public text. changed: keys changed after the start.
     """
 
     epsilon: float
@@ -82,6 +85,7 @@ class PrivacyStatement:
     participations: int = 0
     adaptive_clipping: bool = False
     others: tuple[tuple[str, int, float, str, float], ...] = ()
+    groups: tuple[tuple[str, float, tuple[str, ...]], ...] = ()
     rho_zcdp: float | None = None
     chooses_text: bool = False
     changed: tuple[str, ...] = ()
@@ -279,8 +283,8 @@ class PrivacyStatement:
             )
         return (
             f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
-            f"{self._accounting()}, over {releases}, {each}{self._others()}; "
-            f"{self._sampling()}."
+            f"{ACCOUNTS[self.accountant]}, over {releases}, {each}{self._others()}; "
+            f"{self._sampling()}.{in_groups(self.groups)}"
             f"{self._integers()}{self._concentrated()}{self._participation()}"
         )
 
@@ -302,13 +306,6 @@ class PrivacyStatement:
             name, *_, rate = min(self.others, key=lambda other: other[-1])
             return f"for {name!r}, {sampling_sentence('poisson', rate, self.aggregation)}"
         return sampling_sentence(self.sampler, self.sampling_rate, self.aggregation)
-
-    def _accounting(self) -> str:
-        return {
-            "exact": "the exact privacy curve of the composed Gaussian noise",
-            "pld": "the privacy loss distribution (PLD) of the composed, sampled Gaussian noise",
-            "renyi": "Renyi bounds of the composed, sampled Gaussian noise",
-        }[self.accountant]
 
     def _integers(self) -> str:
         """What of delta is not the Gaussians'."""

@@ -62,6 +62,29 @@ def concentrated(rho: float | None, integers: bool, samples: bool) -> str:
     return f" As zero-concentrated DP it is {at_most(rho)}-zCDP (rho = mu^2 / 2){but}."
 
 
+ACCOUNTS = {
+    "exact": "the exact privacy curve of the composed Gaussian noise",
+    "pld": "the privacy loss distribution (PLD) of the composed, sampled Gaussian noise",
+    "renyi": "Renyi bounds of the composed, sampled Gaussian noise",
+}
+
+
+def in_groups(groups: Sequence[tuple[str, float, Sequence[str]]]) -> str:
+    """Which users are asked what (name, epsilon, questions); begins with a space, or is ""."""
+    if not groups:
+        return ""
+    told = "; ".join(
+        f"users of {name} nodes {' and '.join(map(repr, asked))} (epsilon at most {at_most(own)})"
+        for name, own, asked in groups
+    )
+    return (
+        f" No user is asked all of this: {told}. A node is of one group by its owner's "
+        "configuration, never by text, and refuses questions to the other, so epsilon is the "
+        "larger of the two, not their sum. The weight that must answer is each group's own, and "
+        "all who are assumed to collude may be in one group."
+    )
+
+
 def assumed(colluding_weight: float, keys: str) -> str:
     """What secure aggregation rests on: continues a sentence, and ends it with two more."""
     return (

@@ -11,16 +11,21 @@ from privsyn_flower.protocol.wire import PROTOCOL, WireError, accepted, checked,
 
 HELLO = "query.hello"
 _RECORD = "hello"  # under any message type: an app with one handler tells it from a question
+RESOURCES = ("", "strong", "weak")  # what a node may be of
 
 
 @dataclass(frozen=True)
 class Hello:
-    """A node's public facts: the number of users it stands for, its place, its kind."""
+    """A node's public facts: the number of users it stands for, its place, its kind.
+
+    resources: its group, by its owner's configuration, where methods ask nodes different things.
+    """
 
     weight: int
     partition: int
     deployed: bool
     seeded: bool = False  # the node's noise comes from the run's seed (simulation only)
+    resources: str = ""
 
 
 def hello(node_id: int, ttl: float, message_type: str = HELLO) -> Message:
@@ -48,6 +53,7 @@ def answer_hello(message: Message, facts: Hello) -> Message:
             "partition": facts.partition,
             "deployed": facts.deployed,
             "seeded": facts.seeded,
+            "resources": facts.resources,
         }
     )
     return Message(RecordDict({"answer": head}), reply_to=message)
@@ -61,4 +67,5 @@ def read_hello(message: Message) -> Hello:
         partition=int(number(config, "partition", 0)),
         deployed=config.get("deployed") is not False,
         seeded=config.get("seeded") is not False,
+        resources=str(group) if (group := config.get("resources")) in RESOURCES else "",
     )

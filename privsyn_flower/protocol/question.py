@@ -189,6 +189,24 @@ class Query:
         extra = {"parameters": parameters}
         return cls("update", rows, scales, length, float(bound), model, given, extra)
 
+    def only_for(self, group: str) -> Query:
+        """This question, which nodes of other `resources` refuse; "": as it is."""
+        return replace(self, options={**self.options, "resources": group}) if group else self
+
+    def within_topics(self, topics: Floats, numbers: Sequence[int]) -> Query:
+        """This vote question, of candidates without classes, to be answered within topics.
+
+        A text votes among the candidates of the topic nearest to it by cosine, and not at all where
+        that has none. topics (t, d), public; numbers (m,): the topic of each candidate.
+        """
+        rows, scales = int8_rows(np.asarray(topics, dtype=np.float32))
+        own = np.asarray(numbers)
+        if own.shape != (len(self.rows),) or not 0 <= own.min() <= own.max() < len(rows):
+            raise ValueError(f"numbers must be one of {len(rows)} topics for each candidate")
+        extra: dict[str, np.ndarray[Any, Any]] = {"topics": rows, "topic-scales": scales}
+        extra["classes"] = own.astype(np.uint16)
+        return replace(self, extra=extra)
+
     def once(self, make: Callable[[Query], T]) -> T:
         """make(self), made by the first who asks: the question does not change."""
         made: dict[Any, T] = self.__dict__.setdefault("_made", {})

@@ -57,6 +57,7 @@ def federation_spec(config: RunConfig) -> FederationSpec:
         seed=config.seed,
         kind="deployed" if is_deployment(config) else "simulated",
         seeded_noise=config.simulation_seeded_noise,
+        groups=config.own.groups(config),
     )
 
 

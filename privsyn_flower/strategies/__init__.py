@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         Method,
         NoRelease,
         NothingLearned,
-        NothingSurvived,
         Rounds,
     )
     from privsyn_flower.strategies.engine.session import Session
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from privsyn_flower.strategies.pe.strategy import PrivateEvolution
     from privsyn_flower.strategies.popri.strategy import NoPairs, POPri
     from privsyn_flower.strategies.pretext.strategy import PrEText
+    from privsyn_flower.strategies.synthesis.evolution import NothingSurvived
     from privsyn_flower.strategies.synthesis.preferences import preference_pairs
     from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 else:
@@ -53,13 +53,14 @@ else:
             "dp_rft.strategy": "DPRFT",
             "engine.callbacks": "Callback CheckFailed Question RunStart",
             "engine.cohort": "RoundPlan",
-            "engine.rounds": "Method NoRelease NothingLearned NothingSurvived Rounds",
+            "engine.rounds": "Method NoRelease NothingLearned Rounds",
             "engine.session": "Session",
             "evaluation.strategy": "Caps FederatedEvaluation better evaluate",
             "flower_accountant": "PldAccountant",
             "pe.strategy": "PrivateEvolution",
             "popri.strategy": "NoPairs POPri",
             "pretext.strategy": "PrEText",
+            "synthesis.evolution": "NothingSurvived",
             "synthesis.preferences": "preference_pairs",
             "synthesis.start": "SynthesisResult SynthesisStrategy",
         },

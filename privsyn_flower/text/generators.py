@@ -307,7 +307,8 @@ class HuggingFaceGenerator:
         tails = self.tokenizer.batch_decode(
             tokens[:, -window:].tolist(), clean_up_tokenization_spaces=False
         )
-        return np.array([any(string in tail for string in self.stop) for tail in tails])
+        found = [any(string in tail for string in self.stop) for tail in tails]
+        return np.array(found, dtype=np.bool_)  # also of no row
 
     def text(self, tokens: I64) -> str:
         """Tokens of one completion -> its text, cut before the first stop string."""

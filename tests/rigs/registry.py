@@ -28,6 +28,9 @@ RUNS: dict[str, tuple[dict[str, Any], str, str, set[str]]] = {
         {"method": "ctcl", "training.noise": "nodes"}, "Federated", "Approximate DP",
         {"epsilon", "delta"},
     ),
+    "resource-adaptive": (
+        {"method": "resource-adaptive"}, "Federated", "Approximate DP", {"epsilon", "delta"},
+    ),
     "dp-fedavg": (
         {"method": "dp-fedavg", "training.noise": "nodes", "training.adaptive-clipping": True},
         "Federated", "Approximate DP", {"epsilon", "delta"},

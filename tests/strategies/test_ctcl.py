@@ -23,7 +23,8 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import CTCL
 from privsyn_flower.strategies.ctcl.strategy import TOPICS, ctcl_phases, trainer_of
 from privsyn_flower.strategies.engine.aggregation import PlainSum
-from privsyn_flower.strategies.engine.rounds import NoRelease, OneQuestion
+from privsyn_flower.strategies.engine.one_question import OneQuestion
+from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import FederationSpec, Session
 from privsyn_flower.training.conditions import ROWS
 from tests.rigs.ctcl import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +267,59 @@ def test_another_app_than_ours_is_named(
 
     with pytest.raises(TooFewNodes, match=r"ClientApp must be privsyn_flower\.client_apps\.main"):
         engine(tmp_path, loopback({100: raises}), Counting()).run()
+
+
+# Groups of nodes -----------------------------------------------------------------------------
+
+
+def of_groups(nodes: dict[int, VotingNode]) -> dict[int, VotingNode]:
+    """Two strong nodes, then two weak ones."""
+    for number, node in enumerate(nodes.values()):
+        node.facts = replace(node.facts, resources="strong" if number < 2 else "weak")
+    return nodes
+
+
+def test_a_group_is_asked_alone_and_counts_its_own_weight(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], caplog: pytest.LogCaptureFixture
+) -> None:
+    of_groups(nodes)
+    run = begun(tmp_path, loopback(nodes), Counting(1), group="weak", users=50, nodes=2)
+    assert run.run() == 1
+    assert [len(node.seen) for node in nodes.values()] == [0, 0, 1, 1]
+    row = run.folder.metrics()[0]
+    assert (row["nodes_asked"], row["surviving_weight"]) == (2, 50)
+    assert [charge.group for charge in run.ledger.charges()] == ["r/weak"]
+    assert not [said for said in caplog.messages if "going on without" in said]
+
+
+def test_a_group_that_is_too_light_is_named(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
+    nodes[103].facts = replace(nodes[103].facts, resources="weak")
+    plan = {"group": "weak", "users": 50, "nodes": 2, "node_timeout": 0.3}
+    with pytest.raises(TooFewNodes, match=r"weight 25 .* of weak nodes; node-config resources"):
+        begun(tmp_path, loopback(nodes), Counting(1), **plan).run()
+    assert not any(node.seen for node in nodes.values())
+
+
+@pytest.mark.parametrize("group", ["weak", ""])
+def test_a_node_that_changes_its_group_is_left_out_of_runs_with_groups(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], group: str
+) -> None:
+    """It was asked as another one's before; where there are no groups nothing depends on it."""
+    of_groups(nodes)
+    crashing = Counting()
+    crashing.crash_in = 1
+    plan = {"group": "strong", "users": 50, "nodes": 2} if group else {}
+    with pytest.raises(RuntimeError, match="crash"):
+        begun(tmp_path, loopback(nodes), crashing, **plan).run()
+    nodes[101].facts = replace(nodes[101].facts, resources="weak")
+    before = len(nodes[101].seen)
+    plan = {"group": "weak", "users": 50, "nodes": 2} if group else {}
+    run = begun(tmp_path, loopback(nodes), Counting(), **plan)
+    run.run()
+    assert len(nodes[101].seen) == before + (0 if group else 2)
+    assert run.folder.load_value("resources") == (
+        {f"node {i}": "strong" if i < 102 else "weak" for i in nodes} if group else None
+    )

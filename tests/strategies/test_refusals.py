@@ -15,7 +15,8 @@ from privsyn_flower.protocol.wire import POLICY_KEYS, Refusal
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import DPFedAvg
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
-from privsyn_flower.strategies.engine.rounds import NoRelease, NothingSurvived
+from privsyn_flower.strategies.engine.rounds import NoRelease
+from privsyn_flower.strategies.synthesis.evolution import NothingSurvived
 from tests.rigs import secure_rounds as secure_rounds_rig
 from tests.rigs.answers import Device
 from tests.rigs.rounds import Counting, VotingNode, engine

@@ -23,7 +23,8 @@ from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.strategies.engine.aggregation import Attempt, Collected, PlainSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes, WrongNode
-from privsyn_flower.strategies.engine.rounds import MOST_ABORTS, NoRelease, NothingSurvived
+from privsyn_flower.strategies.engine.rounds import MOST_ABORTS, NoRelease
+from privsyn_flower.strategies.synthesis.evolution import NothingSurvived
 from tests.rigs.ledger import remaining_rounds
 from tests.rigs.rounds import (
     Counting,

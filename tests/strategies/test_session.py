@@ -20,7 +20,8 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
 from privsyn_flower.strategies.engine.callbacks import Callback, Callbacks, CheckFailed
-from privsyn_flower.strategies.engine.rounds import NoRelease, OneQuestion
+from privsyn_flower.strategies.engine.one_question import OneQuestion
+from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import FederationSpec, Session
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences

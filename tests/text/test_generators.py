@@ -160,6 +160,8 @@ def test_an_answer_has_a_sampling_and_a_seed_of_its_own(
         assert reply.prompt_tokens == max(1, len(generator.tokenizer(prompt)["input_ids"]))
         assert reply.tokens is not None and 0 < reply.tokens <= 12
     assert (other.temperature, other.max_tokens) == (3.0, 5)
+    # When all rows of a batch end before the stop strings are looked for.
+    assert (~other.stopped(np.zeros((0, 3), dtype=np.int64))).dtype == np.bool_
     likeliest = Sampling(6, temperature=0.0)
     texts = [reply.text for reply in generator.answer(PROMPTS, likeliest, [1, 2, 3, 4, 5])]
     assert texts == [reply.text for reply in generator.answer(PROMPTS, likeliest, [9, 8, 7, 6, 5])]

@@ -110,10 +110,12 @@ def audit(config: RunConfig, trials: int = DEFAULT_TRIALS, kind: str = "") -> Au
 
 
 def kinds(config: RunConfig) -> list[str]:
-    """The kinds of query that a run asks: the rounds', and CTCL's histogram, "topics"."""
-    if not config.owns(CtclConfig):
+    """The kinds of query that a run asks: the rounds', CTCL's histogram, "topics", and the votes of
+    weak nodes."""
+    if not config.uses("ctcl"):
         return [recipe_of(config).question(config)[0]]
     own = {"update": config.updates, TOPICS: config[CtclConfig].histogram}
+    own["votes"] = bool(config.own.groups(config))
     return [kind for kind, is_asked in own.items() if is_asked]
 
 

@@ -27,6 +27,7 @@ from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.matrix_noise import MatrixNoise
 from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
 from privsyn_flower.strategies.engine.session import trusted_noise
+from privsyn_flower.strategies.resource_adaptive.strategy import VOTES
 
 EVALUATION = "evaluation"  # the kind of query that is about models, beside the rounds
 HONEST_NODES = 6  # of two users each; every one of them survives
@@ -39,8 +40,8 @@ def audited_phase(config: RunConfig, kind: str) -> Phase:
     Raises ConfigError on numbers from which no privacy plan can be computed.
     """
     made = privacy_plan(config)
-    if kind == TOPICS:
-        return made[TOPICS]
+    if kind in (TOPICS, VOTES) and kind in {phase.name for phase in made.phases}:
+        return made[kind]
     return evaluation_phases(made.main, 1)[0] if kind == EVALUATION else made.main
 
 

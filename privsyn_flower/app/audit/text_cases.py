@@ -4,6 +4,7 @@ vector."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,6 +31,10 @@ def votes_case(config: RunConfig) -> Case:
     samples of as many as it can, so that a clip of every class by itself would be too long; of one
     alone where the bound is the number of samples (worst-case), which no other vector reaches.
     """
+    if config.own.groups(config):  # of weak nodes, within topics
+        case = topics_case(config)
+        rows = case.query.question()
+        return replace(case, query=case.query.within_topics(rows, range(len(rows))))
     _, options = recipe_of(config).question(config)
     cap, names = config.data.samples_per_user, range(3 * options.get("neighbors", 1) + 2)
     texts = [f"candidate {at} {'abcdefghijklmnopqrstuvwxyz'[at % 26] * 8} {at}" for at in names]

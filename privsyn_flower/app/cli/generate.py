@@ -136,7 +136,8 @@ def _config(folder: Path) -> RunConfig:
     if not recipe.keeps_generator and not recipe.rewrites:
         raise ConfigError(
             f"{folder} is a run of method = {config.method!r}, which released nothing to write "
-            "text of: `privsyn generate` is for pretext, pe, popri, dp-rft and ctcl"
+            "text of: `privsyn generate` is for pretext, pe, popri, dp-rft, ctcl and "
+            "resource-adaptive"
         )
     if pool := config[CtclConfig].resample_pool:
         raise ConfigError(

@@ -141,6 +141,7 @@ def start(
         typer.Option(help="File of users, once per node; or once, with --nodes. First start only."),
     ] = None,
     nodes: Annotated[int, typer.Option(help="Nodes that one --data file is dealt to.")] = 0,
+    weak: Annotated[int, typer.Option(help="Nodes, the last, with resources = 'weak'.")] = 0,
     embedder: Annotated[str, typer.Option(help="As models.embedder of the runs.")] = "minilm",
     device: Annotated[str, typer.Option(help="As models.device.")] = "auto",
     policy: Annotated[
@@ -161,7 +162,7 @@ def start(
             common = {"embedder": embedder, "device": device}
             if policy is not None:
                 common["policy"] = str(policy.expanduser().absolute())
-            create(folder, data, nodes=nodes, node_config=common)
+            create(folder, data, nodes=nodes, weak=weak, node_config=common)
         if not loopback_guard.can_tell():
             typer.echo(loopback_guard.OPEN, err=True)
         federation = LocalFederation(folder)

@@ -25,6 +25,7 @@ from privsyn_flower.config import (
     load_config,
     parse_override,
 )
+from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan
@@ -167,10 +168,22 @@ def _privacy(plan: Plan) -> list[str]:
         f"{made.delta:g}, {releases(made.phases)} releases, noise multiplier "
         f"{made.main.multiplier:.4f}",
         *_indented([f"{p.name}: {p.rounds} rounds, at most {p.most} of one user, noise of the "
-                    f"{p.source}" for p in made.phases]),
+                    f"{p.source}{_group(plan, p)}" for p in made.phases]),
         f"signal ({signal.kind}): " + signal.lines()[0],
         *_indented(signal.lines()[1:]),
     ]  # fmt: skip
+
+
+def _group(plan: Plan, phase: Phase) -> str:
+    """Whom alone a phase asks, and its own noise."""
+    asked = plan.group_of(phase)
+    return (
+        asked
+        and (
+            f", multiplier {phase.multiplier:.4f}, of {asked['users']:,} users on {asked['nodes']} "
+            f"{phase.group} nodes"
+        )
+    ) or ""
 
 
 def _indented(lines: list[str]) -> list[str]:

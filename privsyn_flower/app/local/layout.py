@@ -35,12 +35,14 @@ def create(
     data: Sequence[Path],
     *,
     nodes: int = 0,
+    weak: int = 0,
     node_config: Mapping[str, Scalar] = {},
 ) -> None:
     """Lay out a federation in `folder`; starts nothing.
 
     data: one file of users (PRIVATE) per node; or a single one, whose users are dealt in order
     to `nodes` nodes, as in simulation. A node's weight is the number of users it is given.
+    weak: the last so many nodes have resources = "weak", the others "strong"; 0: none has any.
     node_config: what all nodes have in common (embedder, device, policy).
     Raises FileExistsError when the folder holds a federation, DataError on unusable files.
     """
@@ -64,6 +66,7 @@ def create(
             "weight": len(users),
             "cache": str(node / "cache"),
             "partition-id": number,
+            **({"resources": "weak" if number >= len(shards) - weak else "strong"} if weak else {}),
             **node_config,
         }
         write_atomic(node / "node.toml", flat_toml(config).encode())

@@ -31,7 +31,6 @@ from privsyn_flower.server_apps.notes import WRITER, WRITER_MODULES
 from privsyn_flower.server_apps.public_text import by_class, candidates, is_deployment
 from privsyn_flower.server_apps.readiness import missing, used_models
 from privsyn_flower.strategies.baselines.config import DPPromptConfig
-from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.text.embedders import longer_than_read
 from privsyn_flower.text.spelling import MOST_TOKENS, MOST_UNREADABLE, Spelling, spelling
 from privsyn_flower.text.tiny.assets import shipped_model
@@ -187,7 +186,7 @@ def split_files(config: RunConfig) -> Findings:
             f"data.sample-words = {data.sample_words} words at most, fewer than {key} = {least}: "
             "lower it, or give more public text"
         )
-    elif least and not config.owns(CtclConfig):
+    elif least and not config.uses("ctcl"):
         labelled = [(sample.text, sample.label) for sample in samples]
         table, names = config.labels
         for name, texts in by_class(labelled, pool, config).items():

@@ -246,6 +246,15 @@ def federation_nodes(config: RunConfig, federation: LocalFederation) -> Findings
             f"the nodes of {folder} have {weight} users, and a sum needs {least:g} "
             f"(min-surviving-weight and colluding-weight of data.users = {users}): lower one"
         )
+    for group, (most, _) in config.own.groups(config).items():
+        weight = sum(int(node["weight"]) for node in nodes if node.get("resources") == group)
+        least = config.min_surviving_weight * most + config.colluding_weight * users
+        if not least - 1e-9 <= weight <= most:
+            yield Finding(
+                f"the {group} nodes of {folder} (resources in their node.toml) have {weight} users "
+                f"of {most}, and a sum needs {least:g}: start the federation with --weak, or set "
+                "resource-adaptive.weak-users"
+            )
     if count < config.nodes:
         yield Finding(
             f"nodes = {config.nodes}, and {folder} has {count}: each round waits node-timeout = "

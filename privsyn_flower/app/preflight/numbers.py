@@ -64,7 +64,7 @@ def check_privacy(config: RunConfig) -> Findings:
 
 def noise_of(config: RunConfig) -> tuple[float, float, str]:
     """Standard deviation of the noise in bounds of one answer, answers in the sum, which sum."""
-    users, rounds = config.data.users, config.rounds
+    users, rounds = config.round_users, config.rounds
     if not config.updates:
         drawn = config.cohort_nodes / config.nodes if config.cohort_nodes else 1.0
         return (
@@ -95,14 +95,19 @@ def integers(config: RunConfig) -> Findings:
         return
     try:
         encoding(config, recipe_of(config).length(config))
+        for phase in privacy_plan(config).phases:
+            if phase.group:  # asked after others have paid
+                encoding(config, 1, phase)
     except WrapAround as error:
         yield Finding(str(error))
 
 
-def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
-    """The integers of a round's answers of so many coordinates. Raises WrapAround when there are
-    none whose sum and noise are what the privacy plan says."""
-    users, main = config.data.users, privacy_plan(config).main
+def encoding(config: RunConfig, length: int, phase: Phase | None = None) -> IntegerPlan | DensePlan:
+    """The integers of answers of so many coordinates, a round's or those of a group's phase. Raises
+    WrapAround when there are none whose sum and noise are what the privacy plan says."""
+    users, main = config.round_users, privacy_plan(config).main
+    if phase is not None and phase is not main:
+        users, main = config.own.groups(config)[phase.group][0], phase
     if config.cohort_nodes:
         users = max(1, users * config.cohort_nodes // config.nodes)
     plan = RoundPlan(
@@ -114,7 +119,8 @@ def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
         sampling_rate=main.rate,
         distance=privacy_plan(config).distance,
     )
-    options: dict[str, OptionValue] = {"encoding": "dense"} if config.updates else {}
+    dense = config.updates and main is privacy_plan(config).main
+    options: dict[str, OptionValue] = {"encoding": "dense"} if dense else {}
     options |= matrix_options(main.matrix) if main.matrix else {}
     rows, scales = np.zeros((0, 0), dtype=np.int8), np.zeros(0, dtype=np.float32)
     query = Query("", rows, scales, length, 1.0, "", options)
@@ -170,7 +176,7 @@ def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Finding
         if resumed:  # the ServerApp names the keys that changed since the run began
             return
         raise
-    wanted = _charges(config, _released(folder))
+    wanted = _charges(config, _released(folder), run)
     room = affordable_charges(ledger, wanted, run=run)
     total = ledger.header.total_epsilon
     if room is None or total is None or room >= len(wanted):
@@ -204,11 +210,13 @@ def _released(folder: Path) -> Counter[str]:
     return found
 
 
-def _charges(config: RunConfig, released: Mapping[str, int]) -> list[Mapping[str, Any]]:
+def _charges(config: RunConfig, released: Mapping[str, int], run: str) -> list[Mapping[str, Any]]:
     """What the ledger is still asked for, release by release; spare rounds left out."""
     made, wanted = privacy_plan(config), list[Mapping[str, Any]]()
     for phase in made.phases:
-        wanted += _of_phase(made, phase)[released.get(phase.name, 0) :]
+        group = phase.group and f"{run}/{phase.group}"
+        left = _of_phase(made, phase)[released.get(phase.name, 0) :]
+        wanted += [{**charge, "group": group} for charge in left]
     return wanted
 
 

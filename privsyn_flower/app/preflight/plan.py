@@ -91,6 +91,13 @@ class Plan:
         """Of the privacy plan; none without one."""
         return self.privacy_plan.phases if self.privacy_plan else ()
 
+    def group_of(self, phase: Phase) -> dict[str, Any]:
+        """The users and nodes of a phase that asks one group of them."""
+        if not phase.group:
+            return {}
+        users, nodes = self.config.own.groups(self.config)[phase.group]
+        return {"group": phase.group, "users": users, "nodes": nodes}
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         phases = [
@@ -102,6 +109,7 @@ class Plan:
                 "sampling_rate": phase.rate,
                 "noise_of": phase.source,
                 "participations": phase.most,
+                **self.group_of(phase),
             }
             for phase in self.phases
         ]

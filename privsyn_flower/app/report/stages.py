@@ -22,6 +22,7 @@ STAGES = {
     "nodes": Stage("greeting the nodes", NODES),
     "rounds": Stage("asking the users", ROUNDS),
     "topics": Stage("asking the users for their topics", ""),
+    "votes": Stage("asking the users for their votes", ""),
     "topics: embedding": Stage("embedding public text for topics", TEXTS),
     "topics: clustering": Stage("finding topics in public text", "passes"),
     "evaluation": Stage("measuring models on the nodes", ""),

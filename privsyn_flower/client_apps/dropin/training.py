@@ -37,6 +37,7 @@ from privsyn_flower.client_apps.node.device import (
     in_simulation,
     own_log_format,
     own_path,
+    own_resources,
 )
 from privsyn_flower.client_apps.node.policy import load_policy
 from privsyn_flower.common.arrays import F64, I64
@@ -57,7 +58,7 @@ Weight = Callable[[Context], int]
 ReplyReader = Callable[[Query, Arrays, Message], object]
 
 # Of a device's node config; others are the app's own.
-DROPIN_KEYS = {"cache", "policy", "weight", "log-format"}
+DROPIN_KEYS = {"cache", "policy", "weight", "resources", "log-format"}
 ONE_USER = "user"  # of a ClientApp that names none
 # Of evaluate functions, by the module they are of: the author's check, and what reads its reply.
 EVALUATION_CHECKS: dict[str, tuple[Handler, ReplyReader]] = {}
@@ -192,7 +193,7 @@ def open_dropin(context: Context, users: Users | None = None, weight: Weight | N
         return users
 
     return Node(
-        facts=Hello(stands_for, partition, deployed=deployed),
+        facts=Hello(stands_for, partition, deployed, resources=own_resources(config)),
         cache=cache,
         embedder="",
         device="",

@@ -32,7 +32,7 @@ from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords, P
 from privsyn_flower.common.files import node_home, whole_path
 from privsyn_flower.common.terminal import plain_log
 from privsyn_flower.config import ConfigError
-from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.greeting import RESOURCES, Hello
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.secagg import Cohort
@@ -46,6 +46,7 @@ NODE_KEYS = {
     "samples-per-user",
     "weight",
     "memory",
+    "resources",
     "cache",
     "embedder",
     "downstream",
@@ -223,6 +224,14 @@ def own_log_format(config: Mapping[str, object]) -> str:
     return str(value)
 
 
+def own_resources(config: Mapping[str, object]) -> str:
+    """The group that the node's owner puts it in. Raises WireError(SETUP) for none of RESOURCES."""
+    value = config.get("resources", "")
+    if value not in RESOURCES:
+        raise WireError(Refusal.SETUP, f"node-config resources = {value!r} is none of {RESOURCES}")
+    return str(value)
+
+
 def device_log(context: Context) -> tuple[Path, str] | None:
     """A device's folder and the format of its log, also where its set-up is wrong; None in a
     simulation."""
@@ -290,7 +299,12 @@ def _deployed(context: Context) -> Node:
         return users
 
     return Node(
-        facts=Hello(weight, int(config.get("partition-id", 0)), deployed=True),
+        facts=Hello(
+            weight,
+            int(config.get("partition-id", 0)),
+            deployed=True,
+            resources=own_resources(config),
+        ),
         cache=cache or node_home(),
         embedder=str(config.get("embedder", "minilm")),
         device=str(config.get("device", "auto")),
@@ -307,9 +321,9 @@ def _simulated(context: Context) -> Node:
     from privsyn_flower.client_apps.node.simulated import Shard
 
     shard = Shard.of(context)
-    seeded = shard.noise_seed is not None
+    seeded, group = shard.noise_seed is not None, shard.resources
     return Node(
-        facts=Hello(shard.weight, shard.partition, deployed=False, seeded=seeded),
+        facts=Hello(shard.weight, shard.partition, deployed=False, seeded=seeded, resources=group),
         cache=shard.cache,
         embedder=shard.config.models.embedder,
         device=shard.config.models.device,

@@ -61,6 +61,16 @@ class Shard:
         return shard_sizes(self.config.data.users, self.partitions)[self.partition]
 
     @property
+    def resources(self) -> str:
+        """The first nodes are of the method's first group, if it has any: public, as `weight`."""
+        last = 0
+        for name, (_, nodes) in self.config.own.groups(self.config).items():
+            last += nodes
+            if self.partition < last:
+                return name
+        return ""
+
+    @property
     def central(self) -> bool:
         """Whether it has everybody's text, and the server is trusted with its vector."""
         return self.partitions == 1 and self.config.aggregation == "plain"

@@ -104,7 +104,7 @@ class Header:
             raise ValueError(f"total_epsilon = {self.total_epsilon}: the ledger has no total")
         delta, plan = gaussian_delta(self.total_delta), self.plan
         if plan is None:
-            noise = [charge.noise_multiplier for charge in charges if charge.state != "void"]
+            noise = [charge.noise_multiplier for charge in of_one_user(charges)]
             return gaussian_epsilon(compose_gaussians(noise), delta)
         used = places(plan, charges)
         if used is None:
@@ -113,6 +113,18 @@ class Header:
         for (z, rate, _), count in zip(plan, used, strict=True):
             events[(z, rate)] += count
         return composed_epsilon(events, delta)
+
+
+def of_one_user(charges: list[Charge]) -> list[Charge]:
+    """The charges, without void ones, that cost one user most: of the groups of a run, in one of
+    which every user is, those of the group that costs most by mu^2; of others all."""
+    counted = [charge for charge in charges if charge.state != "void"]
+    costs, costliest = dict[str, float](), dict[str, str]()
+    for charge in counted:
+        costs[charge.group] = costs.get(charge.group, 0.0) + charge.mu_squared
+    for group in sorted(costs, key=costs.__getitem__):
+        costliest[group.rpartition("/")[0]] = group
+    return [c for c in counted if not c.group or costliest[c.group.rpartition("/")[0]] == c.group]
 
 
 def places(plan: Plan, charges: list[Charge]) -> list[int] | None:
@@ -144,7 +156,7 @@ def fits(header: Header, charges: list[Charge]) -> bool:
     plan = header.plan
     if plan is not None:
         return places(plan, charges) is not None
-    spent = math.fsum(charge.mu_squared for charge in charges if charge.state != "void")
+    spent = math.fsum(charge.mu_squared for charge in of_one_user(charges))
     return spent <= header.budget * (1 + SLACK)
 
 
@@ -261,7 +273,7 @@ def charged_epsilon(charges: list[Charge], delta: float) -> float:
     """
     counted = [charge for charge in charges if charge.state != "void"]
     found = composed_epsilon(
-        Counter((charge.noise_multiplier, charge.sampling_rate) for charge in counted),
+        Counter((charge.noise_multiplier, charge.sampling_rate) for charge in of_one_user(charges)),
         gaussian_delta(delta),
     )
     distance = math.fsum(charge.total_variation for charge in counted)

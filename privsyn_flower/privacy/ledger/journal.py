@@ -115,7 +115,8 @@ class Charge:
     noise_multiplier: guaranteed noise std / L2 bound of one user's vector; of noise that is
     correlated across rounds, that of the independent noise with the cost which this release adds.
     total_variation: distance of the noise from (rounded) Gaussian noise. sampling_rate: probability
-    with which each user takes part, hidden from the adversary.
+    with which each user takes part, hidden from the adversary. group: RUN/NAME where only the users
+    of one group of a run were asked, of whom none is in another group of it; "" for all.
     """
 
     id: str
@@ -128,12 +129,15 @@ class Charge:
     sent: bool = False  # the query may have left: the charge can no longer be void
     total_variation: float = 0.0
     sampling_rate: float = 1.0
+    group: str = ""
 
     def __post_init__(self) -> None:
         check_positive("noise_multiplier", self.noise_multiplier)
         if not 0 <= self.total_variation < 1:
             raise ValueError(f"total_variation = {self.total_variation} must be in [0, 1)")
         check_rate("sampling_rate", self.sampling_rate)
+        if self.group and self.sampling_rate < 1:
+            raise ValueError(f"group = {self.group!r}: groups are accounted without sampling")
 
     @property
     def mu_squared(self) -> float:
@@ -166,7 +170,8 @@ def _reserved(row: Row) -> dict[str, Any]:
     """The fields of a charge. Raises KeyError, TypeError or ValueError on a row that is none."""
     names = ("id", "run", "query", "round", "attempt", "noise_multiplier")
     values = {name: row[name] for name in names} | {"state": "reserved"}
-    values |= {name: row[name] for name in ("total_variation", "sampling_rate") if name in row}
+    more = ("total_variation", "sampling_rate", "group")
+    values |= {name: row[name] for name in more if name in row}
     Charge(**values)
     return values
 

@@ -123,15 +123,16 @@ class Ledger:
         noise_multiplier: float,
         total_variation: float = 0.0,
         sampling_rate: float = 1.0,
+        group: str = "",
     ) -> str:
         """Write a charge before its query is sent; returns the charge's id.
 
         total_variation: distance of the noise from (rounded) Gaussian noise. sampling_rate:
-        probability with which each user takes part, hidden from the adversary. Raises
-        BudgetExceeded or DuplicateCharge before anything is written, ValueError on values that no
-        release has (`Charge`).
+        probability with which each user takes part, hidden from the adversary. group: as `Charge`
+        has it. Raises BudgetExceeded or DuplicateCharge before anything is written, ValueError on
+        values that no release has (`Charge`).
         """
-        wanted = new_charge(noise_multiplier, total_variation, sampling_rate)
+        wanted = new_charge(noise_multiplier, total_variation, sampling_rate, group)
         with locked(self.path) as handle:
             charges = self._replay(handle)
             key = (run, query, round, attempt)
@@ -153,6 +154,7 @@ class Ledger:
                 row["total_variation"] = float(total_variation)
             if sampling_rate != 1.0:
                 row["sampling_rate"] = float(sampling_rate)
+            row |= {"group": group} if group else {}
             append_row(handle, self.path, row)
         return charge_id
 
@@ -216,10 +218,13 @@ class Ledger:
 
 
 def new_charge(
-    noise_multiplier: float, total_variation: float = 0.0, sampling_rate: float = 1.0
+    noise_multiplier: float,
+    total_variation: float = 0.0,
+    sampling_rate: float = 1.0,
+    group: str = "",
 ) -> Charge:
     """A charge that is not written yet. Raises ValueError on values that no release has."""
-    z, noise = float(noise_multiplier), (total_variation, sampling_rate)
+    z, noise = float(noise_multiplier), (total_variation, sampling_rate, group)
     return Charge("", "", "", 0, 0, z, "reserved", False, *noise)
 
 

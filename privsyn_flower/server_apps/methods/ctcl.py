@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -67,14 +67,14 @@ SHOWN, SAMPLES = 5, 2  # topics in the summary, and texts of each
 class CTCLRecipe(Updating, Writing[CTCL]):
     """Both private steps, or one of them.
 
-    start: folder of the conditional generator before any private step. topics: None without
-    conditions.
+    start: folder of the generator before any private step. topics: None without conditions.
     """
 
     controls = (NOISE, *list(ROWS)[:3], "random-public")
     libraries = ("torch", "transformers")
     length_keys = "ctcl.topic-count"
     keeps_generator = True
+    algorithm_class: ClassVar[type[CTCL]] = CTCL
     start: Path
     topics: TopicModel | None
     resampling: Resampling | None = None
@@ -146,11 +146,11 @@ class CTCLRecipe(Updating, Writing[CTCL]):
             except ValueError as error:
                 yield str(error)
         if not config.expand.samples:
-            yield "expand.samples = 0: method = 'ctcl' writes that many texts; raise it"
+            yield f"expand.samples = 0: method = {config.method!r} writes that many texts; raise it"
         if config.evaluation.rival:
             yield (
-                f"evaluation.rival = {config.evaluation.rival!r} is simulated beside method = "
-                "'popri', not beside 'ctcl': set it to '', and run the other method by itself"
+                f"evaluation.rival = {config.evaluation.rival!r} is simulated beside 'popri', not "
+                f"beside {config.method!r}: set it to '', and run the other method by itself"
             )
 
     @classmethod
@@ -211,7 +211,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     def strategy(self, folder: RunFolder) -> CTCL:
         config = self.config
-        strategy = CTCL(
+        strategy = self.algorithm_class(
             self.topics,
             self.start,
             rounds=config.rounds,
@@ -226,7 +226,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         if config.updates:
             try:
                 strategy.begin(
-                    users=config.data.users,
+                    users=config.round_users,
                     nodes=config.nodes,
                     noise_multiplier=self.run.session.privacy_plan.main.multiplier,
                 )

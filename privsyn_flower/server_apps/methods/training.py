@@ -377,7 +377,7 @@ def local_steps(config: RunConfig) -> Task:
     machine, trains the sampled users alone.
     """
     training = config.training
-    users = training_strategy(config).expected_users(config.data.users, config.nodes)
+    users = training_strategy(config).expected_users(config.round_users, config.nodes)
     central = config.nodes == 1 and config.aggregation == "plain" and not is_deployment(config)
     whose = "the drawn users" if central and config.sampling_rate < 1 else "all users"
     if not central:

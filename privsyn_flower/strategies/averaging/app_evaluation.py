@@ -32,7 +32,8 @@ from privsyn_flower.queries.metrics import (
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.generalised_fedavg import EVALUATE, Arrays, Evaluate
 from privsyn_flower.strategies.engine.cohort import Cohort
-from privsyn_flower.strategies.engine.rounds import NoRelease, OneQuestion
+from privsyn_flower.strategies.engine.one_question import OneQuestion
+from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.text.models.parameters import pack_parameters
 

@@ -30,8 +30,8 @@ from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.dp_fedavg.strategy import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl.strategy import DPFTRL
+from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.outcome import note_samples
-from privsyn_flower.strategies.engine.rounds import OneQuestion
 from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 from privsyn_flower.strategies.synthesis.topic_counts import (

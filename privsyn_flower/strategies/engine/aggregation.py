@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import RecordDict
@@ -115,6 +115,18 @@ class Collected:
     nodes_answered: int
     bytes_down_per_node: int
     bytes_up_per_node: int
+
+    def facts(self, ticket: Ticket, query: Query) -> dict[str, Any]:
+        """What the metrics say of it."""
+        facts = {
+            "attempt": ticket.attempt,
+            "nodes_asked": self.cohort_size,
+            "nodes_answered": self.nodes_answered,
+            "surviving_weight": self.total.weight,
+            "bytes_down_per_node": self.bytes_down_per_node,
+            "bytes_up_per_node": self.bytes_up_per_node,
+        }
+        return facts if query.kind == "update" else {"candidates": query.length, **facts}
 
 
 @dataclass(frozen=True)

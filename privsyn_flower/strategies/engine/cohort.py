@@ -49,7 +49,8 @@ class RoundPlan:
     distance: total variation that one release's integer noise may be from Gaussian noise.
     cycle: a rota: the node at place i of the enrolment is asked in rounds with (rnd - 1 - i) %
     cycle == 0 (0: every round), with W as for a draw. greeting: message type of the hello, "train"
-    for apps that answer nothing else.
+    for apps that answer nothing else. group: nodes of these `resources` alone are asked ("": all),
+    and users, nodes and the weights are theirs.
     """
 
     run: str
@@ -71,6 +72,7 @@ class RoundPlan:
     greeting: str = HELLO
     cycle: int = 0
     distance: float = 1.0
+    group: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError when no cohort could ever carry the guaranteed noise."""
@@ -83,8 +85,13 @@ class RoundPlan:
             raise ValueError(
                 f"min-surviving-weight = {self.min_surviving_weight} and colluding-weight = "
                 f"{self.colluding_weight} need {self.min_weight} + {self.colluding} of "
-                f"{self.users} users: lower one of them"
+                f"{self.users} {self._whose}users: lower one of them"
             )
+
+    @property
+    def _whose(self) -> str:
+        """Of the group that is meant, in words."""
+        return f"{self.group} nodes' " if self.group else ""
 
     @property
     def min_weight(self) -> int:
@@ -142,7 +149,8 @@ class Cohort:
     def enrol(self) -> None:
         """Fix the weights and places of who is known on disk, for resumes: they are about to be
         asked. What was only greeted binds nobody: the next start may have other nodes."""
-        for name, found in (("weights", self._weights()), ("places", self._places)):
+        own = {"weights": self._weights(), "places": self._places, "resources": self._resources()}
+        for name, found in own.items():
             if found and found != self.folder.load_value(name):
                 self.folder.save_value(name, found)
 
@@ -216,12 +224,13 @@ class Cohort:
         while True:
             here = set(self.grid.get_node_ids())
             self._greet_new(here)
-            cohort = {node: facts for node, facts in self.nodes.items() if node in here}
+            cohort = {node: facts for node, facts in self._mine().items() if node in here}
             weight = sum(facts.weight for facts in cohort.values())
             if weight > self.plan.users:
                 raise TooFewNodes(
-                    f"the nodes stand for {weight} users, the declared population is "
-                    f"{self.plan.users}: raise data.users or lower the nodes' weights"
+                    f"the {self.plan.group or 'connected'} nodes stand for {weight} users, the "
+                    f"declared population is {self.plan.users}: raise data.users"
+                    f"{' or move its share' if self.plan.group else ''} or lower the nodes' weights"
                 )
             complete = len(cohort) >= self.plan.nodes or weight == self.plan.users
             waited = time.monotonic() - start
@@ -285,9 +294,11 @@ class Cohort:
         )
 
     def _too_few(self, cohort: dict[int, Hello], weight: int, needed: float, waited: float) -> str:
+        group = self.plan.group
+        whose = f" of {group} nodes; node-config resources says which a node is" if group else ""
         text = (
             f"{len(cohort)} nodes of weight {weight} answered within {waited:.0f} s, but a sum "
-            f"needs weight {needed:g} (min-surviving-weight x data.users)"
+            f"needs weight {needed:g} (min-surviving-weight x data.users{whose})"
         )
         if self._changed:
             return (
@@ -308,8 +319,9 @@ class Cohort:
         if self._noted == (len(cohort),):
             return
         self._noted = (len(cohort),)
-        known = self.folder.load_value("weights") or {}
-        gone = sorted(known.keys() - {_name(node, facts) for node, facts in cohort.items()})
+        known = (self.folder.load_value("weights") or {}).keys()
+        others = self.nodes.items() - self._mine().items()
+        gone = sorted(known - {_name(*node) for node in (*cohort.items(), *others)})
         note = (
             f"waiting for {max(1, self.plan.nodes - len(cohort))} more of {self.plan.nodes} nodes "
             f"(weight {weight}, {needed:g} needed; {self.plan.node_timeout - waited:.0f} s at most)"
@@ -319,7 +331,7 @@ class Cohort:
 
     def _note_missing(self, cohort: dict[int, Hello], weight: int, needed: float) -> None:
         """Say once who of the enrolled is not there."""
-        gone = tuple(sorted(self.nodes.keys() - cohort.keys()))
+        gone = tuple(sorted(self._mine().keys() - cohort.keys()))
         if gone and gone != self._noted:
             names = ", ".join(_name(node, self.nodes[node]) for node in gone[:3])
             logger.warning(
@@ -371,19 +383,38 @@ class Cohort:
             )
 
     def _take(self, node: int, facts: Hello) -> None:
-        """A node's weight is fixed for the run when it is first seen; with another it is left."""
-        weight = self._weights().setdefault(_name(node, facts), facts.weight)
-        if weight == facts.weight:
-            self.nodes[node] = facts
-            return
+        """A node's weight is fixed for the run when it is first seen; with another it is left, and
+        so it is with another group where there are groups: nobody's users are in two."""
+        name = _name(node, facts)
+        weight = self._weights().setdefault(name, facts.weight)
+        resources = self._resources().setdefault(name, facts.resources)
         text = f"are not enrolled: their weight {facts.weight} was {weight} when the run began"
+        if self.plan.group and not facts.resources:
+            logger.warning("%s: its node config names no resources, it is not asked", name)
+        if weight == facts.weight:
+            if resources == facts.resources or not self.plan.group:
+                self.nodes[node] = facts
+                return
+            text = f"are not enrolled: {facts.resources!r} now, they began as {resources!r}"
         self._changed[node] = Absence(text)
-        logger.warning("%s: %s", _name(node, facts), text)
+        logger.warning("%s: %s", name, text)
 
     def _weights(self) -> dict[str, int]:
         """The weight of every node that was asked, or is known now."""
         known = {_name(node, facts): facts.weight for node, facts in self.nodes.items()}
         return known | (self.folder.load_value("weights") or {})
+
+    def _resources(self) -> dict[str, str]:
+        """The group of every node, in a run that has groups."""
+        if not self.plan.group:
+            return {}
+        known = {_name(node, facts): facts.resources for node, facts in self.nodes.items()}
+        return known | (self.folder.load_value("resources") or {})
+
+    def _mine(self) -> dict[int, Hello]:
+        """The nodes that the plan is about."""
+        group = self.plan.group
+        return {n: facts for n, facts in self.nodes.items() if group in ("", facts.resources)}
 
 
 def _name(node: int, facts: Hello) -> str:

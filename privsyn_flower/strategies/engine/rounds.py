@@ -7,10 +7,8 @@ anything is revealed, and a round with a stored release is never asked again.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,7 +27,6 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import (
     Aggregation,
     Attempt,
-    Collected,
     Refused,
     SecureAggregation,
 )
@@ -47,16 +44,6 @@ LOST = "the simulation lost workers"
 
 class NothingLearned(RuntimeError):
     """A round says nothing usable; a run that has learned before ends with what it has."""
-
-
-class NothingSurvived(NothingLearned):
-    """No candidate had more votes than the threshold: the release says nothing usable."""
-
-    def __init__(self, rnd: int, threshold: float, table: str = "pretext") -> None:
-        super().__init__(
-            f"round {rnd}: no candidate has more than H = {threshold:g} votes; lower "
-            f"{table}.threshold, or use more users or fewer candidates ({table}.population)"
-        )
 
 
 class NoRelease(RuntimeError):
@@ -83,45 +70,6 @@ class Method(Protocol):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-
-
-class OneQuestion(Method):
-    """One question, for `Session.ask`. names: what its coordinates are about, in their order.
-
-    released, noise_std: the noisy sum, once it was asked.
-    """
-
-    rounds = 1
-
-    def __init__(self, query: Query, names: Sequence[str]) -> None:
-        self.query, self.names = query, list(names)
-        self.released: list[float] = []
-        self.noise_std = 0.0
-
-    def digest(self) -> str:
-        """What the question is about; another one must not be answered from a stored release."""
-        state = hashlib.sha256(repr((self.names, self.query.model, self.query.bound)).encode())
-        state.update(repr(sorted(self.query.options.items())).encode())
-        for array in self.query.arrays():
-            state.update(hashlib.sha256(array.tobytes()).digest())
-        return state.hexdigest()
-
-    def ask(self, rnd: int) -> Query:
-        """The question."""
-        return self.query
-
-    def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
-        """Keep the noisy sums; whoever asked makes figures of them."""
-        self.released, self.noise_std = [float(value) for value in released], noise_std
-        return {"released": self.released}
-
-    def state(self) -> dict[str, Any]:
-        """JSON state."""
-        return {"released": self.released, "noise_std": self.noise_std}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self.released, self.noise_std = list(state["released"]), float(state["noise_std"])
 
 
 @dataclass
@@ -336,7 +284,7 @@ class Rounds:
         if query is None:
             if not self.cohort.nodes:  # too few of them are told before there is work
                 check_enough(len(self.cohort.draw(rnd, len(charges) + 1)), self.aggregation.name)
-            query = self.strategy.ask(rnd)
+            query = self.strategy.ask(rnd).only_for(self.plan.group)
             self.folder.save_query(rnd, query)
         ticket = Ticket(self.plan.run, query.kind, rnd, len(charges) + 1)
         cohort = self.cohort.draw(rnd, ticket.attempt)
@@ -352,6 +300,7 @@ class Rounds:
             round=ticket.round,
             attempt=ticket.attempt,
             **self.mechanism.charge(query, noise, rnd, repeated=repeated),
+            group=self.plan.group and f"{self.whole or ticket.run}/{self.plan.group}",
         )
         self.cohort.enrol()
         start = time.monotonic()
@@ -381,7 +330,7 @@ class Rounds:
 
         def store(released: F64) -> None:
             facts = {"charge": charge, "mechanism": self.mechanism.name, "noise_std": std}
-            facts |= _facts(ticket, query, collected)
+            facts |= collected.facts(ticket, query)
             facts["guaranteed_noise_std"] = self.mechanism.guaranteed_std(rnd, query, noise)
             self.folder.save_value(name, {**facts, "exchange_seconds": seconds})
             if is_trusted(self.mechanism):
@@ -415,15 +364,3 @@ class Rounds:
         before the release is on disk, and a round without one has cost nothing."""
         if not self.mechanism.trusted:
             self.ledger.mark_sent(charge)
-
-
-def _facts(ticket: Ticket, query: Query, collected: Collected) -> dict[str, Any]:
-    facts = {
-        "attempt": ticket.attempt,
-        "nodes_asked": collected.cohort_size,
-        "nodes_answered": collected.nodes_answered,
-        "surviving_weight": collected.total.weight,
-        "bytes_down_per_node": collected.bytes_down_per_node,
-        "bytes_up_per_node": collected.bytes_up_per_node,
-    }
-    return facts if query.kind == "update" else {"candidates": query.length, **facts}

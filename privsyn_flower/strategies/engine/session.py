@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -32,8 +33,9 @@ from privsyn_flower.strategies.engine.arguments import changes
 from privsyn_flower.strategies.engine.callbacks import Callbacks
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, TooFewNodes
 from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
+from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.record import claim_record, code, write_statement
-from privsyn_flower.strategies.engine.rounds import Method, NoRelease, OneQuestion, Rounds
+from privsyn_flower.strategies.engine.rounds import Method, NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import (
     discard_if_uncharged,
     exclusive_ledger,
@@ -55,7 +57,8 @@ logger = logging.getLogger("flwr")  # the log that Flower shows in every app
 @dataclass(frozen=True)
 class FederationSpec:
     """A federation's public numbers, and where its ledger is; the guarantee rests on the first
-    four. Names as in `RoundPlan`, and of the keys in docs/configuration.md."""
+    four, and on groups: name -> (users, nodes) of those that phases name. Names as in `RoundPlan`,
+    and of the keys in docs/configuration.md."""
 
     users: int
     min_surviving_weight: float = 0.85
@@ -70,6 +73,7 @@ class FederationSpec:
     seed: int = 0
     kind: Literal["any", "simulated", "deployed"] = "any"
     seeded_noise: bool = False
+    groups: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -129,11 +133,24 @@ class Session:
         spec = {
             key: value
             for key, value in asdict(self.spec).items()
-            if key not in ("node_keys", "ledger", "population_name")
+            if key not in ("node_keys", "ledger", "population_name", "groups")
         }
         spec |= {"greeting": self.greeting} if self.greeting else {}
-        numbers = self.privacy_plan.round_numbers(phase or self.privacy_plan.main)
-        return RoundPlan(run=run_id(self.folder), **spec, **numbers)
+        phase = phase or self.privacy_plan.main
+        if phase.group:  # all who are assumed colluding may be in this one
+            spec["colluding_users"] = math.ceil(spec["colluding_weight"] * spec["users"] - 1e-9)
+            spec["users"], spec["nodes"] = self.spec.groups[phase.group]
+        return RoundPlan(
+            run=run_id(self.folder),
+            noise_multiplier=phase.equivalent,
+            spare_rounds=phase.spare,
+            sampling_rate=phase.rate,
+            cohort_nodes=phase.sampler.nodes,
+            cycle=phase.cycle,
+            distance=self.privacy_plan.distance,
+            group=phase.group,
+            **spec,
+        )
 
     def mechanism(self, phase: Phase | None = None, name: str = "") -> Mechanism:
         """Who adds the noise of a phase. name: of one question beside the rounds."""
@@ -372,7 +389,8 @@ class Session:
         del invariants["data"], invariants["changed"]  # words of the sentence
         invariants["epsilon"] = self.privacy_plan.target  # the spent one is the accountant's digit
         del invariants["rho_zcdp"]  # follows from the noise, which is an invariant
-        for name in ("others", "chooses_text"):
+        invariants["groups"] = dict(self.spec.groups)  # what each pays is the accountant's, too
+        for name in ("others", "chooses_text", "groups"):
             if not invariants[name]:  # runs that were begun before there was such a thing go on
                 del invariants[name]
         plan, mechanism = self.plan(), self.mechanism()

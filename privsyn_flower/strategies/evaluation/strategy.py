@@ -21,7 +21,7 @@ from privsyn_flower.privacy.plan import EVALUATIONS
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.metrics import Ratio, Reading, metrics_bound
 from privsyn_flower.strategies.engine.cohort import Cohort
-from privsyn_flower.strategies.engine.rounds import OneQuestion
+from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS

@@ -18,7 +18,7 @@ from privsyn_flower.config import EvolutionConfig, split_list
 from privsyn_flower.data import LabelledText, label_of
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import SEEDS, RunFolder, write_jsonl
-from privsyn_flower.strategies.engine.rounds import NothingSurvived
+from privsyn_flower.strategies.engine.rounds import NothingLearned
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.protocols import Embedder, Variation
 
@@ -30,6 +30,16 @@ logger = logging.getLogger("privsyn_flower")
 
 BEST = 5  # candidates of the last round that are described
 TRIED = 8  # candidates that are varied before the first round
+
+
+class NothingSurvived(NothingLearned):
+    """No candidate had more votes than the threshold: the release says nothing usable."""
+
+    def __init__(self, rnd: int, threshold: float, table: str = "pretext") -> None:
+        super().__init__(
+            f"round {rnd}: no candidate has more than H = {threshold:g} votes; lower "
+            f"{table}.threshold, or use more users or fewer candidates ({table}.population)"
+        )
 
 
 class Evolution(SynthesisStrategy, Generic[C]):

@@ -91,6 +91,13 @@ def test_one_file_per_node_stays_where_it_is(tmp_path: Path) -> None:
         config = config_of(tmp_path / "fed", number)
         assert (config["data"], config["weight"]) == (str(file), 2 + number)
         assert not (tmp_path / "fed" / f"node-{number}" / "users.jsonl").exists()
+        assert "resources" not in config  # of no group
+
+
+def test_the_last_nodes_are_weak(tmp_path: Path) -> None:
+    create(tmp_path / "fed", [write_users(tmp_path / "u.jsonl", range(4))], nodes=4, weak=1)
+    found = [config_of(tmp_path / "fed", number)["resources"] for number in range(4)]
+    assert found == ["strong", "strong", "strong", "weak"]
 
 
 def test_a_node_without_users_is_refused(tmp_path: Path) -> None:

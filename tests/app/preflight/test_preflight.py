@@ -533,6 +533,9 @@ def test_a_federations_nodes_are_compared_with_the_keys(place: Path, run: Run) -
     assert len(errors(result)) == 1  # not running
     assert any("nodes = 5, and" in line for line in warnings(result))
     assert any("they would refuse" in line for line in warnings(result))
+    divided = [*deployed, "data.users=60", "nodes=4", "aggregation=plain", "rounds=1"]
+    found = errors(run(*divided, "method=resource-adaptive", arguments=real))
+    assert any("the weak nodes of" in line and "have 0 users of 30" in line for line in found)
     larger = [*deployed, "data.users=60", "pretext.population=500", "data.public-pool=900"]
     assert "fewer than pretext.population = 500" in errors(run(*larger, arguments=real))[0]
     [line] = errors(run(*deployed, "data.users=60", "benchmark=true", arguments=real))[:1]

@@ -29,7 +29,6 @@ from privsyn_flower.config import (
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.runs import UNFINISHED, UNUSABLE, write_json
-from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.packaged import packaged
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
@@ -183,7 +182,7 @@ def models_used(config: RunConfig) -> dict[str, str]:
 
     Of those that a run may use; a model of the hub is known by its name alone.
     """
-    keys = TOPICS if config.owns(CtclConfig) else ("downstream",) if config.trains else MODELS
+    keys = TOPICS if config.uses("ctcl") else ("downstream",) if config.trains else MODELS
     path = (Path(config.assets).expanduser() if config.assets else PACKAGE_ASSETS) / MANIFEST
     shipped = json.loads(path.read_text(encoding="utf-8"))["models"] if path.exists() else {}
     found = {}

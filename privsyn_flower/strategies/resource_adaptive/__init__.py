@@ -1,0 +1,1 @@
+"""Resource-adaptive synthesis."""
