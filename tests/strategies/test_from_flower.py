@@ -14,7 +14,7 @@ from tests.rigs.docs import DOCS, text_of
 
 NAMES = ("FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedProx")
 SECTION = text_of(DOCS / "dropin.md").partition("\n## From FedAdam or FedProx\n")[2]
-ROWS = re.findall(r"^\| (.*) \| (.*) \|$", SECTION.partition("\nOur FedAdam")[0], re.MULTILINE)[1:]
+ROWS = re.findall(r"^\| (.*) \| (.*) \|$", SECTION.partition("\nFedAdam")[0], re.MULTILINE)[1:]
 
 
 def arguments(*functions: Any) -> set[str]:
