@@ -15,7 +15,7 @@ SITE := -q -W --keep-going -d docs/_build/doctrees
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub lint format docs report dataset results assets app-config paper-configs benchmarks vllm test-vllm clean
+.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub lint format docs tutorial report dataset results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -93,6 +93,10 @@ format: install
 docs: $(VENV)/.docs-installed  ## the site: docs/_build/html; warnings are errors, local links are tried
 	$(BIN)/sphinx-build $(SITE) -E -b html docs docs/_build/html
 	$(BIN)/sphinx-build $(SITE) -b linkcheck docs docs/_build/links
+	PRIVSYN_SITE=docs/_build/html $(BIN)/python -m pytest -q tests/test_site.py
+
+tutorial: install  ## notebooks/tutorial.ipynb executed anew, with what its cells print (minutes)
+	$(BIN)/python -m scripts.tutorial
 
 $(VENV)/.docs-installed: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

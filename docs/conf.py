@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import inspect
+import json
 import os
 import re
+from collections.abc import Collection, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-COPIES = DOCS / "_root"  # the pages of the repository's root, with links as from here
+NOTEBOOKS = ROOT / "notebooks"
+COPIES = DOCS / "_root"  # the root's pages, and notebooks as pages, with links as from here
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 INTERVAL = re.compile(r"(\[[-+\d.]+), ([-+\d.]+\])")
 
@@ -26,6 +32,7 @@ html_copy_source = False
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
+html_theme_options = {"navbar_persistent": []}  # the search stands in the sidebar, and nowhere else
 
 myst_heading_anchors = 4  # GitHub's anchors, so that links work here and there
 linkcheck_ignore = [r"https?://"]  # nothing is fetched
@@ -41,18 +48,48 @@ python_use_unqualified_type_names = True
 def setup(app: Any) -> None:
     """Sphinx calls this."""
     copy_root()
+    load_names()
     app.connect("source-read", lambda _, name, source: for_the_site(name, source))
     app.connect("autodoc-process-signature", lambda *event: short_signature(*event[-2:]))
-    app.connect("autodoc-process-docstring", lambda *event: as_rest(event[-1]))
+    app.connect("autodoc-process-docstring", lambda *event: as_rest(event[-1], event[3]))
 
 
 def copy_root() -> None:
-    """README.md and its neighbours, so that they are pages of the site, too."""
+    """README.md and its neighbours, and the notebooks, so that they are pages of the site, too."""
     COPIES.mkdir(exist_ok=True)
-    for page in ROOT.glob("*.md"):
-        text, copy = relinked(page.read_text(encoding="utf-8"), ROOT, COPIES), COPIES / page.name
+    for page in [*ROOT.glob("*.md"), *NOTEBOOKS.glob("*.ipynb")]:
+        text, copy = page.read_text(encoding="utf-8"), COPIES / f"{page.stem}.md"
+        text = notebook_page(json.loads(text)["cells"]) if page.suffix == ".ipynb" else text
+        text = relinked(text, page.parent, COPIES)
         if not copy.exists() or copy.read_text(encoding="utf-8") != text:
             copy.write_text(text, encoding="utf-8")
+
+
+def notebook_page(cells: list[dict[str, Any]]) -> str:
+    """A notebook as Markdown: its text, its code, its commands, and what they printed."""
+    parts: list[str] = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            parts.append(source)
+            continue
+        for typed, lines in groupby(source.split("\n"), lambda line: line.startswith("!")):
+            code = "\n".join(line[typed:] for line in lines).strip("\n")
+            parts.append(f"```{'sh' if typed else 'python'}\n{code}\n```")
+        printed = "".join("".join(one.get("text", "")) for one in cell["outputs"]).strip("\n")
+        if printed:
+            parts.append(f"```text\n{printed}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def load_names() -> None:
+    """Import what the packages of the API page import when it is first asked for: Sphinx lists
+    what is there."""
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    for package in re.findall(r"^\.\. automodule:: (\S+)$", page, re.MULTILINE):
+        module = importlib.import_module(package)
+        for name in getattr(module, "__all__", ()):
+            getattr(module, name)
 
 
 def for_the_site(name: str, source: list[str]) -> None:
@@ -76,8 +113,8 @@ def relinked(text: str, here: Path, there: Path) -> str:
             return match[0]
         if path.is_dir():
             return words
-        if path.parent == ROOT and path.suffix == ".md":
-            path = COPIES / path.name
+        if (path.parent, path.suffix) in ((ROOT, ".md"), (NOTEBOOKS, ".ipynb")):
+            path = COPIES / f"{path.stem}.md"
         return f"{picture}[{words}]({os.path.relpath(path, there)}{anchor})"
 
     return LINK.sub(link, text)
@@ -92,19 +129,64 @@ def short_signature(signature: str | None, returns: str | None) -> tuple[str | N
     return short or None, returns
 
 
-def as_rest(lines: list[str]) -> None:
-    """A docstring as reStructuredText, in place: prose with `code`, lists, indented examples."""
+def as_rest(lines: list[str], of: object = None) -> None:
+    """A docstring as reStructuredText, in place: prose with `code`, lists, indented examples, and
+    at the end a field for each argument of `of` and for what is raised."""
     paragraphs = "\n".join(lines).strip("\n").split("\n\n")
+    names, fields = arguments(of), list[str]()
     lines[:] = [""]
     for paragraph in paragraphs:
         own = [line for line in paragraph.split("\n") if line.strip("- ")]
         deep = [line.startswith("  ") for line in own]
-        if all(deep):
+        if own[:1] == ["Parameters"]:
+            fields.extend(field for one in listed(own[1:]) for field in split(one, names)[1])
+        elif all(deep):
             lines.extend(["::", "", *own, ""])
         elif any(deep):  # a list of names and meanings: its lines stay lines
             lines.extend([*(f"| {escaped(line)}" for line in own), ""])
         else:
-            lines.extend([*map(escaped, own), ""])
+            prose, more = split(" ".join(own), names)
+            lines.extend([escaped(prose), ""])
+            fields.extend(more)
+    lines.extend([*fields, ""])
+
+
+def arguments(of: object) -> Collection[str]:
+    """Names of a function's parameters, or of those that make an object of a class."""
+    try:
+        return inspect.signature(of).parameters.keys()  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # no callable, or one without a signature
+        return ()
+
+
+def listed(lines: list[str]) -> Iterator[str]:
+    """`name : meaning`, with its indented lines, as one line "name: meaning" each."""
+    text = "\n".join(lines)
+    for one in re.split(r"\n(?=\S)", text):
+        yield " ".join(one.split()).replace(" : ", ": ", 1)
+
+
+def split(text: str, names: Collection[str]) -> tuple[str, list[str]]:
+    """What is prose of a paragraph, and the fields of the arguments and errors that it explains.
+
+    An explanation begins with "name: ", or "name, name: ", and goes on until the next; "Raises
+    Error ..." is one sentence.
+    """
+    prose, fields = list[str](), list[str]()
+    own = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    begin = rf"(?:{own})(?:, (?:{own}))*: " if own else r"(?!)"
+    for part in re.split(rf"(?:^|(?<=[.;:] ))(?={begin}|Raises \w)", text):
+        if re.match(begin, part):
+            head, _, meaning = part.partition(": ")
+            meaning = escaped(meaning.strip().removesuffix(";"))
+            meaning = f"\\{meaning}" if re.match(r"\w+[.)]", meaning) else meaning  # no list
+            fields.extend(f":param {name}: {meaning}" for name in head.split(", "))
+        elif raised := re.match(r"Raises (\w+),? (.*?\.)(?: (?=[A-Z])(.*))?$", part.strip()):
+            fields.append(f":raises {raised[1]}: {escaped(raised[2])}")
+            prose.append(raised[3] or "")
+        else:
+            prose.append(part)
+    return " ".join(one.strip() for one in prose if one.strip()), fields
 
 
 def escaped(line: str) -> str:

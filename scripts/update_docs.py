@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
@@ -40,15 +41,22 @@ def with_table(page: str, config: BaseModel) -> str:
 
 def tables(config: BaseModel) -> str:
     """One table for the top-level keys and one per section; keys that a section shares with an
-    earlier one are named there alone."""
-    sections = [("", config)]
-    sections += [(name.replace("_", "-"), value) for name, value in config if is_section(value)]
-    parts: list[str] = []
-    for number, (name, section) in enumerate(sections):
-        shared = [(other, same_keys(section, earlier)) for other, earlier in sections[1:number]]
+    earlier one, or with one of a run's configuration, are named there alone."""
+    sections, runs = sections_of(config), "[configuration.md](configuration.md)"
+    known = [] if type(config) is RunConfig else sections_of(RunConfig())
+    elsewhere = [(f"`[{name}]` in {runs}", section) for name, section in known]
+    parts = []
+    for number, (name, section) in enumerate([("", config), *sections]):
+        before = [(f"`[{other}]`", earlier) for other, earlier in sections[: max(0, number - 1)]]
+        shared = [(other, same_keys(section, found)) for other, found in [*before, *elsewhere]]
         other, keys = max(shared, key=lambda pair: len(pair[1]), default=("", set[str]()))
         parts.append(table(name, section, (other, keys) if len(keys) >= SHARED else ("", set())))
     return "\n".join(parts)
+
+
+def sections_of(config: BaseModel) -> list[tuple[str, Any]]:
+    """Name -> table of keys."""
+    return [(name.replace("_", "-"), value) for name, value in config if is_section(value)]
 
 
 def same_keys(section: BaseModel, other: BaseModel) -> set[str]:
@@ -73,7 +81,7 @@ def table(name: str, section: BaseModel, shared: tuple[str, set[str]] = ("", set
     title = f"`[{name}]`" if name else "Top level"
     lines = [f"### {title}", ""]
     if shared[1]:
-        lines += [f"All keys of `[{shared[0]}]`, with the same defaults and meanings, and:", ""]
+        lines += [f"All keys of {shared[0]}, with the same defaults and meanings, and:", ""]
     lines += ["| key | default | values | meaning |", "|---|---|---|---|"]
     for field_name, field in type(section).model_fields.items():
         default = getattr(section, field_name)
@@ -87,9 +95,12 @@ def table(name: str, section: BaseModel, shared: tuple[str, set[str]] = ("", set
 
 def values(field: FieldInfo) -> str:
     """What a key accepts: the words, or the type with its bounds."""
+    kinds: dict[Any, str] = {bool: "true, false", int: "integer", float: "number", str: "text"}
+    if get_origin(field.annotation) in (Union, UnionType):
+        parts = (FieldInfo(annotation=one) for one in get_args(field.annotation))
+        return ", ".join(values(part) for part in parts)
     if get_origin(field.annotation) is Literal:
         return ", ".join(code(str(word) or '""') for word in get_args(field.annotation))
-    kinds: dict[Any, str] = {bool: "true, false", int: "integer", float: "number", str: "text"}
     bounds = [
         f"{word}\N{NO-BREAK SPACE}{getattr(bound, attribute):g}"
         for bound in field.metadata

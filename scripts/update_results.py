@@ -41,9 +41,7 @@ COMPARED = {  # grid, and marker of its part -> its picture
 }
 PAGE, IMAGES = ROOT / "docs" / "results" / "measured.md", ROOT / "docs" / "images"
 FRONT, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
-CHATS = (
-    "compare-chats"  # the grid of the first section, whose tables stand on docs/results.md itself
-)
+CHATS = "compare-chats"  # the grid of the first section: its accuracies stand on docs/results.md
 MADE_BY = "make results"
 PLACES = {  # method -> marker of its part, and what its pictures' names begin with
     "pretext": ("results", ""),
@@ -109,9 +107,9 @@ def compared_block(name: str, images: Path | None = None) -> str:
     return "\n\n".join([told, link, *filter(None, deeper)])
 
 
-def chats_block() -> str:
+def chats_blocks() -> tuple[str, str]:
     """What the grid on chats came to, as far as its summaries are kept: what was expected of it and
-    whether it holds, then the figures, and what was not run."""
+    whether it holds, accuracies, and what was not run; then all other figures."""
     path = CONFIGS / f"{CHATS}.toml"
     grid = load_grid(path)
     cells = cells_of(grid, path, path / "no runs")
@@ -121,8 +119,10 @@ def chats_block() -> str:
     told = f"Measured: {len(done)} of the {len(cells)} runs of [{CHATS}](../configs/{CHATS}.toml)."
     expected = "\n".join(f"- {one.sentence()}" for one in expectations(grid, found, lines))
     parts = measured(grid, lines, found) if lines else not_run(grid, lines)
-    deeper = [part.replace("## ", "### ", 1) for part in parts]
-    return "\n\n".join([told, "### What was expected", expected, *filter(None, deeper)])
+    deeper = [part.replace("## ", "### ", 1) for part in parts if part]
+    cut = next((n for n, part in enumerate(deeper) if part.startswith("### loss")), len(deeper))
+    shown = [told, "### What was expected", expected, *deeper[:cut]]
+    return "\n\n".join(shown), "\n\n".join(deeper[cut:])
 
 
 def front_block(grid: GridConfig, outcomes: Sequence[Outcome]) -> str:
@@ -172,7 +172,9 @@ def main() -> None:
         fill(FRONT, "result", front_block(grid, outcomes))
     for name in COMPARED:
         fill(PAGE, name, compared_block(name, IMAGES))
-    fill(RESULTS, CHATS, chats_block())
+    shown, rest = chats_blocks()
+    fill(RESULTS, CHATS, shown)
+    fill(PAGE, CHATS, rest)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -20,6 +21,16 @@ def test_the_front_page_is_one_that_a_newcomer_finishes() -> None:
     assert "pip install" in page.partition("\n## Install and run\n")[2][:80]
 
 
+def test_texts_on_the_front_page_are_kept_ones_with_their_claim() -> None:
+    kept = json.loads(text_of(DOCS / "results" / "demo-texts.json"))
+    page = text_of(ROOT / "README.md")
+    writes = page.partition("SmolLM2 writes")[2].partition("Its guarantee:")[0]
+    quoted = re.findall(r"^> (.+?)(?:<br>)?$", writes, re.MULTILINE)
+    assert len(quoted) == 3 and set(quoted) <= set(kept["texts"])
+    claim = page.partition("demo-sentence:start -->\n> ")[2].partition("\n")[0]
+    assert kept["claim"] == claim and kept["run"].split()[-1] == "configs/chats-demo.toml"
+
+
 def test_the_pages_that_examples_shortened_stay_short() -> None:
     words = [len(text_of(DOCS / name).split()) for name in ("dropin.md", "extending.md")]
     assert sum(words) <= 2600
@@ -31,7 +42,8 @@ def test_every_page_has_its_place_on_the_site() -> None:
     pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md")}
     elsewhere = ("_", "examples/", "report/")
     pages = {page for page in pages if not page.startswith(elsewhere)} - {"index"}
-    assert sorted(listed) == sorted(pages | {f"_root/{page.stem}" for page in ROOT.glob("*.md")})
+    copies = [*ROOT.glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    assert sorted(listed) == sorted(pages | {f"_root/{page.stem}" for page in copies})
 
 
 def test_the_site_has_every_package_that_pages_import_from() -> None:

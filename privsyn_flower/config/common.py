@@ -314,12 +314,15 @@ class CommonConfig(Section):
             found = cls.model_validate(nested(values, cls().flat()))
         except ValidationError as error:
             raise ConfigError(explain(error)) from None
-        if found.expand.samples >= 0:
-            return found
-        alone = found.seeds_alone and not found.sft.epochs
-        samples = 0 if alone else OF_GENERATOR.get(found.models.generator, SAMPLES)
-        expand = found.expand.model_copy(update={"samples": samples})
-        return found.model_copy(update={"expand": expand})
+        expand, chosen = found.expand, dict[str, Scalar]()
+        if expand.samples < 0:
+            alone = found.seeds_alone and not found.sft.epochs
+            generator = found.models.generator
+            chosen["samples"] = 0 if alone else OF_GENERATOR.get(generator, SAMPLES)
+        if expand.include_seeds == "auto":
+            own_text = not found.data.has_minority
+            chosen["include_seeds"] = own_text and found.owns(EvolutionConfig)
+        return found.model_copy(update={"expand": expand.model_copy(update=chosen)})
 
     def flat(self) -> dict[str, Scalar]:
         """Every key with its value, dotted, as Flower's run config takes them."""

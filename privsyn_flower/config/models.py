@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from privsyn_flower.config.section import Section, split_list
 
@@ -177,7 +177,10 @@ class ExpandConfig(Section):
         "your own text"
     )  # fmt: skip
     seeds_per_prompt: int = Field(3, ge=1, description="seeds shown in one prompt")
-    include_seeds: bool = Field(False, description="put the seeds themselves into the output")
+    include_seeds: bool | Literal["auto"] = Field(
+        "auto", description="put the seeds into the output, before what is written; auto: for the "
+        "seeds that votes pick (pretext, pe) of your own text (files, hub:NAME)"
+    )  # fmt: skip
     temperature: float = Field(1.0, gt=0, description="of the causal LM")
     top_p: float = Field(1.0, gt=0, le=1, description="of the causal LM")
     top_k: int = Field(
@@ -187,3 +190,17 @@ class ExpandConfig(Section):
     max_tokens: int = Field(85, ge=8, description="new tokens per completion")
     min_words: int = Field(4, ge=1, description="shorter completions are dropped")
     batch_size: int = Field(64, ge=1, description="completions generated side by side")
+
+    @field_validator("include_seeds", mode="before")
+    @classmethod
+    def _true_or_false(cls, value: Any) -> Any:
+        """The words, too: `--set` takes the key for text, as its default is."""
+        found = {"true": True, "false": False}.get(str(value).lower(), value)
+        if not isinstance(found, bool) and found != "auto":
+            raise ValueError("must be true, false or auto")
+        return found
+
+    @property
+    def releases_seeds(self) -> bool:
+        """Whether the seeds are in the result: before what is written, or alone."""
+        return self.include_seeds is True or not self.samples

@@ -164,6 +164,8 @@ def parse_override(text: str, defaults: Mapping[str, Scalar] | None = None) -> t
         value = raw
     if isinstance(known.get(key), str):
         value = raw.strip("'\"")
+    if isinstance(known.get(key), bool) and raw.lower() in ("true", "false"):  # as Python spells it
+        value = raw.lower() == "true"
     if not isinstance(value, bool | int | float | str):
         raise ConfigError(f"--set {text!r}: only booleans, numbers and strings are allowed")
     return key, value

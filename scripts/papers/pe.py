@@ -71,6 +71,7 @@ max-tokens = 64  # the code of PrE-Text
 backend = "vllm"  # PrE-Text uses the library
 [expand]
 seeds-per-prompt = 3  # PrE-Text, section 3 (6)
+include-seeds = false  # as its PrE-Text
 temperature = 1.0  # PrE-Text
 top-p = 1.0  # PrE-Text
 """

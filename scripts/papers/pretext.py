@@ -75,6 +75,7 @@ max-tokens = 64  # the authors' code
 backend = "vllm"  # App. D.2 (5): two million completions
 [expand]
 samples = 2000000  # App. D.2 (5)
+include-seeds = false  # the text is what the generator wrote
 seeds-per-prompt = 3  # section 3 (6)
 temperature = 1.0  # App. D.2 (5)
 top-p = 1.0  # App. D.2 (5)
@@ -196,6 +197,7 @@ EXPANDED = """
 generator = "meta-llama/Llama-2-7b-hf"  # App. D.2 (5): LLaMA-2-7B
 [expand]
 samples = 2000000  # App. D.2 (1), (2)
+include-seeds = false  # the text is what the generator wrote
 seeds-per-prompt = 3  # section 3 (6)
 temperature = 1.0  # App. D.2 (5)
 top-p = 1.0  # App. D.2 (5)

@@ -226,6 +226,7 @@ def test_lists_are_refused_with_their_key() -> None:
 def test_overrides(tmp_path: Path) -> None:
     assert parse_override("epsilon=1.29") == ("epsilon", 1.29)
     assert parse_override("benchmark=true") == ("benchmark", True)
+    assert parse_override("benchmark=False") == ("benchmark", False)  # as Python spells it
     assert parse_override("data.path=/a/b c.jsonl") == ("data.path", "/a/b c.jsonl")
     assert parse_override("data.date-from=2023-01-01") == ("data.date-from", "2023-01-01")
     with pytest.raises(ConfigError, match="key=value"):
@@ -244,6 +245,38 @@ def test_overrides(tmp_path: Path) -> None:
     file.write_text("epsilon = = 2")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(file)
+
+
+FILES = {"data.source": "files", "data.path": "/users.jsonl", "data.public-path": "/public.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("values", "seeds"),
+    [
+        (FILES, True),
+        ({"data.source": "hub:some/data"}, True),
+        ({**FILES, "method": "pe"}, True),
+        ({**FILES, "method": "popri"}, False),  # it has no seeds
+        ({**FILES, "method": "expand-only"}, False),  # they are the whole public pool
+        ({}, False),
+        ({"data.source": "chats"}, False),
+        ({**FILES, "expand.include-seeds": False}, False),
+        ({"expand.include-seeds": True}, True),
+        (dict([parse_override("expand.include-seeds=True")]), True),
+        ({**FILES, **dict([parse_override("expand.include-seeds=false")])}, False),
+    ],
+)
+def test_seeds_of_your_own_text_are_released(values: dict, seeds: bool) -> None:
+    found = RunConfig.from_flat({**values, "expand.samples": 5})
+    assert found.expand.include_seeds is found.expand.releases_seeds is seeds
+    assert RunConfig.from_flat(found.flat()) == found
+    assert RunConfig.from_flat({**values, "expand.samples": 0}).expand.releases_seeds
+
+
+def test_another_word_for_the_seeds_is_refused() -> None:
+    wrong = dict([parse_override("expand.include-seeds=yes")])
+    with pytest.raises(ConfigError, match="include-seeds = 'yes': must be true, false or auto"):
+        RunConfig.from_flat(wrong)
 
 
 def test_every_method_has_its_tables() -> None:
@@ -267,6 +300,8 @@ SHIPPED = [*sorted({*CONFIGS.glob("*.toml")} - GRIDS), *sorted(CONFIGS.glob("pap
 def test_shipped_configs_validate(path: Path) -> None:
     config = load_config(path)
     assert config.epsilon > 0
+    if path.parent.name == "papers":  # where text is written, it alone is the result
+        assert config.expand.include_seeds is False or not config.expand.samples
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ def hostile_folder(folder: Path) -> Path:
             "best": [{"text": text, "votes": text, "round": text} for text in HOSTILE],
             "shares": [{"round": n, "shares": dict.fromkeys(HOSTILE, 0.1)} for n in range(3)],
         },
+        "side_by_side": {name: list(HOSTILE) for name in ("public", "seeds", "synthetic")},
         "topics": {"largest": [{"keywords": [HOSTILE[0]], "share": 0.5}]},
     }  # fmt: skip
     (found / "summary.json").write_text(json.dumps(plain), encoding="utf-8")

@@ -189,6 +189,10 @@ def test_expand_only_shows_public_texts_and_resumes(
     (tmp_path / "summary.json").unlink()  # killed before it was written
     assert run(config, tmp_path)["synthetic_samples"] == 8
     assert not shown
+    released = configured("expand-only", benchmark=False, **{"expand.include-seeds": True})
+    facts = run(released, tmp_path / "released")  # the pool, and what was written of it
+    assert (facts["seeds_in_front"], facts["synthetic_samples"]) == (60, 68)
+    assert facts["quality"]["texts"] == 8
 
 
 def test_expand_private_shows_private_texts_and_says_so(

@@ -149,8 +149,9 @@ def test_votes_within_classes_of_public_text(
             )
     assert written.count("glad") > 5 and written.count("odd") and not written.count("never")
     rows = read_jsonl(tmp_path / "run" / "synthetic.jsonl")
-    assert len(rows) == summary["synthetic_samples"] == 9
-    assert {row["label"] for row in rows} == set(LABELS)
+    written = rows[summary["seeds_in_front"] :]
+    assert len(rows) == summary["synthetic_samples"] and len(written) == 9
+    assert {row["label"] for row in written} == set(LABELS)
     found = summary["benchmark"]["true_votes"]
     assert len(found["survivors"]) == 2 and "seeds_against_random" not in found
     assert "noise_votes" in summary["benchmark"]["accuracy"]
@@ -248,7 +249,8 @@ def test_sft_writes_with_what_it_learned(
         found[epochs] = run(config, loopback, tmp_path / str(epochs))[0]
     adapter = tmp_path / "2" / "sft" / "synthetic" / "epoch-2" / WEIGHTS
     assert adapter.is_file() and not (tmp_path / "0" / "sft").exists()
-    assert found[2]["synthetic_samples"] == found[0]["synthetic_samples"] == 6
+    for summary in found.values():
+        assert summary["synthetic_samples"] - summary["seeds_in_front"] == 6
     assert found[2]["epsilon"] == found[0]["epsilon"]
     assert texts(tmp_path / "2") != texts(tmp_path / "0")
 

@@ -183,7 +183,9 @@ def test_text_of_earlier_settings_is_made_again_and_never_mixed(
     go_by(folder, more)  # as a call does that comes after a kill
     assert not complete(path) and len(read_jsonl(path / "changes.jsonl")) == 2
     summary, _ = run(more, loopback, path)
-    assert summary["synthetic_samples"] == 5 and not set(texts(path)) & set(seeds)
+    front = summary["seeds_in_front"]
+    assert summary["synthetic_samples"] == front + 5 and texts(path)[:front] == seeds
+    assert not set(texts(path)[front:]) & set(seeds)
     assert not (path / "control.jsonl").exists() and folder.load_value("benchmark") is None
     assert {file.name: file.read_bytes() for file in path.glob("releases/*")} == releases
 
@@ -253,7 +255,9 @@ def test_what_was_paid_for_outlives_an_expansion_that_drops_all(
     values = {**EVOLUTION, "expand.samples": 4, "expand.min-words": 1000}
     config, path = small_config(shared, causal_folder, **values), tmp_path / "run"
     summary, _ = run(config, loopback, path)
-    assert summary["synthetic_samples"] == 0 and texts(path) == [] and complete(path)
+    seeds = summary["seeds_in_front"]  # of one's own text they are released, and are no excuse
+    assert summary["synthetic_samples"] == seeds == summary["seeds"] > 0 and complete(path)
+    assert summary["side_by_side"].keys() == {"public", "seeds"}
     assert summary["dropped"] == {"too short": 16}
     assert "(16 too short), expand.samples = 4" in summary["unusable"][0]
     assert exit_status(path) == NOT_USABLE
@@ -284,7 +288,9 @@ def test_what_was_paid_for_outlives_an_expansion_that_drops_all(
     again = changed(config, **{"expand.min-words": 1})
     go_by(RunFolder(path), again)
     summary, _ = run(again, loopback, path)
-    assert summary["synthetic_samples"] == 4 and summary["changed"] == ["expand.min-words"]
+    assert summary["synthetic_samples"] == seeds + 4
+    assert summary["changed"] == ["expand.min-words"]
+    assert summary["side_by_side"]["synthetic"] == texts(path)[seeds:]
     written = summary["quality"]["writer"]
     assert written["model"] == str(causal_folder) and written["parameters"] > 1000
     assert summary["quality"]["texts"] == 4 and len(summary["voted"]["best"]) == 5

@@ -64,13 +64,14 @@ def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
 
 def _texts(summary: Mapping[str, Any], folder: Path, columns: int) -> list[str]:
     """SHOWN texts, spread evenly over what was written, or over the seeds where that is all."""
-    count, seeds = int(summary["synthetic_samples"]), summary.get("seeds", 0)
-    if count and count == seeds:  # most votes first
+    count, front = int(summary["synthetic_samples"]), int(summary.get("seeds_in_front", 0))
+    if count and count in (front, summary.get("seeds", 0)):  # most votes first
         rows = first_texts(folder, SHOWN, SEEDS)
         head = f"{count:,} texts that the users' votes picked, {SEEDS}; of most votes:"
     else:
-        rows = ReportFolder(folder).texts(SHOWN)
-        head = f"{count:,} synthetic texts, {SYNTHETIC}; {len(rows)} spread evenly over them:"
+        rows = ReportFolder(folder).texts(SHOWN, first=front)
+        where = f"{SYNTHETIC} after {front:,} seeds" if front else SYNTHETIC
+        head = f"{count - front:,} synthetic texts, {where}; {len(rows)} spread evenly over them:"
     if not rows:
         return []
     room = columns - len(INDENT)

@@ -90,14 +90,15 @@ class RunFolder:
             return "finished"
         return "failed" if self.error else "stopped"
 
-    def texts(self, limit: int) -> list[Json]:
+    def texts(self, limit: int, *, first: int = 0) -> list[Json]:
         """At most `limit` rows of the synthetic text, {"text": ...} with what stands beside it,
-        spread evenly over the file, in its order. Raises ValueError for a limit below 0."""
-        if limit < 0:
-            raise ValueError(f"limit = {limit} must be at least 0")
-        total = self.text_count()
+        spread evenly over the file, in its order. first: where to begin, as `seeds_in_front` of
+        the summary says. Raises ValueError for a number below 0."""
+        if limit < 0 or first < 0:
+            raise ValueError(f"limit = {limit} and first = {first} must be at least 0")
+        total = max(0, self.text_count() - first)
         shown = min(limit, total)
-        wanted = {number * total // shown for number in range(shown)}
+        wanted = {first + number * total // shown for number in range(shown)}
         lines = enumerate(_lines(self.folder / SYNTHETIC))
         rows = (_parsed(line) for number, line in lines if number in wanted)
         return [row for row in rows if row is not None and isinstance(row.get("text"), str)]

@@ -34,7 +34,7 @@ class ExpandOnlyRecipe(BaselineRecipe):
     @classmethod
     def texts(cls, config: RunConfig) -> int:
         options = config.expand
-        pool = config.data.public_pool if options.include_seeds or not options.samples else 0
+        pool = config.data.public_pool if options.releases_seeds else 0
         return options.samples + pool
 
     def strategy(self, folder: RunFolder) -> list[str]:

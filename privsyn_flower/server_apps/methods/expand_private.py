@@ -40,7 +40,7 @@ class ExpandPrivateRecipe(ExpandOnlyRecipe):
                 "method = 'expand-private' shows private text to the generator, without privacy: "
                 "for comparison in a simulation only, with benchmark = true"
             )
-        if config.expand.include_seeds or not config.expand.samples:
+        if config.expand.releases_seeds:
             yield (
                 f"expand.include-seeds = {str(config.expand.include_seeds).lower()} and "
                 f"expand.samples = {config.expand.samples}: with method = 'expand-private' the "

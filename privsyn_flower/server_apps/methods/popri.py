@@ -244,7 +244,7 @@ class POPriRecipe(Synthesis[POPri]):
 
     def figures(self, strategy: POPri) -> dict[str, Any]:
         chosen = {} if self.selection is None else {"selection": self.selection}
-        return {"selected_round": strategy.selected_round(), **chosen, **self.dropped()}
+        return {"selected_round": strategy.selected_round(), **chosen, **self.written_facts()}
 
     # The benchmark -----------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import EvolutionConfig, RunConfig
 from privsyn_flower.config.changes import WRITING
 from privsyn_flower.data import LabelledText as UserText
+from privsyn_flower.evaluation.side_by_side import side_by_side
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
@@ -122,7 +123,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
     @classmethod
     def texts(cls, config: RunConfig) -> int:
         options = config.expand
-        seeds = cls.max_seeds(config) if options.include_seeds or not options.samples else 0
+        seeds = cls.max_seeds(config) if options.releases_seeds else 0
         return options.samples + seeds
 
     @classmethod
@@ -190,7 +191,14 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         if federation is not None and self.config.data.has_minority:
             domains = labels_of(federation, self.config)
         voted = strategy.described_rounds(self.folder, domains)
-        return {"seeds": len(strategy.seeds), "voted": voted, **self.dropped()}
+        written = self.synthetic[self.seeds_in_front :] if self.config.expand.samples else []
+        beside = side_by_side(
+            public=self.models.public.pool,
+            seeds=strategy.seeds,
+            synthetic=[one.text for one in written],
+        )
+        facts = {"seeds": len(strategy.seeds), "voted": voted, "side_by_side": beside}
+        return {**facts, **self.written_facts()}
 
     def write(self, strategy: Evolution[Any], purpose: str) -> list[LabelledText]:
         """The seeds, or text that the generator makes of them (section 3 (6))."""

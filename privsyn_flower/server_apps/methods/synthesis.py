@@ -44,6 +44,7 @@ from privsyn_flower.text.prompts import ExamplePrompts, LabelledText, TooFewText
 from privsyn_flower.text.readiness import try_prompts
 
 SYNTHETIC = "synthetic"  # the result's name, and purpose
+IN_FRONT = "seeds-in-front"  # how many of its texts are seeds, before those that were written
 LOOKED_AT = 10_000  # texts of the result, for its quality
 logger = logging.getLogger("privsyn_flower")
 
@@ -139,8 +140,10 @@ class Writing(Recipe[T]):
         purpose: of the randomness.
         """
         options = self.config.expand
-        include = options.include_seeds or not options.samples
+        include = options.releases_seeds
         texts = [LabelledText(str(text), label_of(text)) for text in seeds] if include else []
+        if purpose == SYNTHETIC:
+            self.folder.save_value(IN_FRONT, len(texts) if options.samples else 0)
         if options.samples:
             generator = self.models.generator()
             generator.use_adapter(self.adapter(seeds, purpose))
@@ -180,24 +183,35 @@ class Writing(Recipe[T]):
         TooFewTextsError with what there is."""
         raise NotImplementedError
 
-    def dropped(self) -> dict[str, Any]:
-        """Completions that gave no text of the result, by cause: public, for the summary."""
+    @property
+    def seeds_in_front(self) -> int:
+        """Seeds before the written texts of the result; 0 where seeds are all of it."""
+        return int(self.folder.load_value(IN_FRONT) or 0)
+
+    def written_facts(self) -> dict[str, Any]:
+        """For the summary, public: seeds before the written texts, and completions that gave no
+        text of the result, by cause."""
         causes = (self.folder.load_value(f"dropped-{SYNTHETIC}") or {}).get("causes")
-        return {"dropped": causes} if causes else {}
+        facts = {"seeds_in_front": self.seeds_in_front, "dropped": causes}
+        return {name: value for name, value in facts.items() if value}
+
+    def figures(self, strategy: T) -> Mapping[str, Any]:
+        return self.written_facts()
 
     def unusable(self, samples: int) -> list[str]:
-        """Too few texts, none at all, or such as nobody can use."""
+        """Too few written texts, none at all, or such as nobody can use; seeds are no excuse."""
         found = []
         if short := (self.folder.load_value(f"dropped-{SYNTHETIC}") or {}).get("short"):
             found.append(str(short))
-        if not samples:
+        if samples == self.seeds_in_front:
             return found or ["there is no synthetic text: all that was written was dropped"]
         return found + (faults(self.quality) if self.run.asks else [])
 
     @functools.cached_property
     def quality(self) -> dict[str, Any]:
-        """Of at most LOOKED_AT texts, spread evenly; with who wrote them, if a model did."""
-        rows = reading.RunFolder(self.folder.path).texts(LOOKED_AT)
+        """Of at most LOOKED_AT written texts, or seeds where these are all, spread evenly; with who
+        wrote them, if a model did."""
+        rows = reading.RunFolder(self.folder.path).texts(LOOKED_AT, first=self.seeds_in_front)
         public = [*self.models.public.pool, *self.models.public.validation]
         found = quality([row["text"] for row in rows], public)
         if not found:

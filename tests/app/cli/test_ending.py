@@ -85,6 +85,17 @@ def test_seeds_that_are_the_result_are_told_as_such(tmp_path: Path) -> None:
     assert lines[1:6] == [f"    seed {i}" for i in range(5)]
 
 
+def test_what_was_written_is_told_and_not_the_seeds_in_front(folder: Path) -> None:
+    facts = {**SUMMARY, "synthetic_samples": 100, "seeds": 60, "seeds_in_front": 60}
+    lines = ending(facts, folder).splitlines()
+    head = "40 synthetic texts, synthetic.jsonl after 60 seeds; 5 spread evenly over them:"
+    assert " ".join(lines[:2]).startswith(head) or lines[0] == head
+    assert [line.split()[1] for line in lines[1:6]] == ["60", "68", "76", "84", "92"]
+    write_jsonl(folder / "seeds.jsonl", [{"text": "a seed"}])
+    lines = ending({**facts, "seeds_in_front": 100, "seeds": 100}, folder).splitlines()
+    assert lines[1] == "    a seed"  # nothing was written
+
+
 def test_notes_stand_before_the_last_line(folder: Path) -> None:
     lines = ending({**SUMMARY, "notes": ["it writes fragments"]}, folder).splitlines()
     assert lines[-2:-1] == ["note     it writes fragments"]

@@ -142,7 +142,8 @@ def test_values_that_no_run_writes_break_nothing(wrong: Any, tmp_path: Path) -> 
     """A summary may come from anywhere; a part that it cannot make says so."""
     whole = {**summary("ctcl", SECURE), "benchmark": benchmark(), "topics": {}, "verdict": {},
              "measured": {}, "evaluation_curve": [], "evaluation": {}, "proximity": {},
-             "quality": {}, "voted": {}, "unusable": [],
+             "quality": {}, "voted": {}, "unusable": [], "side_by_side": {},
+             "seeds_in_front": 0,
              "parameters": 3, "stage_seconds": {}, "claim": {}, "privacy_curve": []}  # fmt: skip
     for key in whole.keys() - {"method", "threat_model"}:
         write_json(tmp_path / "summary.json", {**whole, key: wrong})
@@ -185,6 +186,20 @@ def test_what_votes_picked_stands_before_what_was_written(tmp_path: Path) -> Non
     assert text.index("NOT USABLE: no text of a language") < text.index("<b>picked 0")
     assert text.index("<b>picked 11") < text.index("1 synthetic texts")
     assert "picked 12" not in text
+
+
+def test_public_seed_and_synthetic_text_stand_side_by_side(tmp_path: Path) -> None:
+    beside = {"public": ["<b>public", HOSTILE[1]], "seeds": ["a seed"], "synthetic": ["written 0"]}
+    texts = [{"text": f"row {n}"} for n in range(9)]
+    folder = run_folder(tmp_path / "run", texts=texts, side_by_side=beside, seeds_in_front=4)
+    found = read(page([folder]))
+    part = found.text[found.text.index("Side by side") :]
+    order = ["Public text", "<b>public", HOSTILE[1], "Seeds that the", "a seed", "Synthetic text"]
+    places = [part.index(one) for one in [*order, "written 0", "5 synthetic texts"]]
+    assert places == sorted(places) and "in synthetic.jsonl after 4 seeds" in part
+    assert "row 4" in part and "row 3" not in part and "after 4 seeds" in found.text[: -len(part)]
+    alone = run_folder(tmp_path / "two", texts=texts, side_by_side={"public": ["x"]})
+    assert "Side by side" not in read(page([alone])).text
 
 
 def test_votes_quality_and_closeness_are_told_with_what_covers_them(tmp_path: Path) -> None:

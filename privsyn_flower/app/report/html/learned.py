@@ -19,7 +19,14 @@ from privsyn_flower.app.report.html.markup import (
     plain,
 )
 from privsyn_flower.app.report.html.overview import method_of
-from privsyn_flower.app.report.html.parts import Context, axis_name, few, guarantee, spread
+from privsyn_flower.app.report.html.parts import (
+    Context,
+    axis_name,
+    few,
+    guarantee,
+    seeds_and_texts,
+    spread,
+)
 from privsyn_flower.app.report.reading import RunFolder, first_texts
 from privsyn_flower.common.units import units, unspaced, words
 from privsyn_flower.runs import SEEDS
@@ -28,6 +35,9 @@ UNPROTECTED = "expand-private"  # made of the private text itself
 REPEATS = "No privacy: these texts may repeat the users' own, word for word. Pass none of them on."
 SHOWN = 600  # texts on the page
 SHOWN_SEEDS = 12  # of most votes
+BESIDE = {  # column of `side_by_side` -> what stands over it
+    "public": "Public text", "seeds": "Seeds that the votes picked", "synthetic": "Synthetic text",
+}  # fmt: skip
 LONGEST = 1200  # characters of a text that are shown
 COUNT_LIMIT = 20_000  # texts whose lengths and topics are counted
 DOMAINS = 8  # of public text, those of most survivors
@@ -42,15 +52,25 @@ Row = Mapping[str, Any]
 def learned(run: RunFolder) -> Context:
     """The result, as far as it is there."""
     summary = run.summary or {}
-    total = run.text_count()
+    front, total = seeds_and_texts(run)
     return {
         "summary": summary,
+        "beside": _beside(mapping(summary.get("side_by_side"))),
         "best": _best(mapping(summary.get("voted"))),
         "domains": _domains(run, mapping(summary.get("voted"))),
         "seeds": [_item(row) for row in first_texts(run.folder, SHOWN_SEEDS, SEEDS)],
-        "texts": _texts(run, total) if total else None,
+        "texts": _texts(run, front, total) if total else None,
         "public": _public(mapping(summary["proximity"])) if "proximity" in summary else None,
     }
+
+
+def _beside(columns: Mapping[str, Any]) -> list[tuple[str, list[dict[str, object]]]]:
+    """(what the texts are, a few of them) for public text, seeds and what was written."""
+    return [
+        (title, [_item({"text": text}) for text in texts if isinstance(text, str)][:SHOWN_SEEDS])
+        for name, title in BESIDE.items()
+        if isinstance(texts := columns.get(name), list)
+    ]
 
 
 def _best(voted: Mapping[str, Any]) -> list[dict[str, object]]:
@@ -97,9 +117,9 @@ def _of(shares: Mapping[str, Any], name: str) -> float:
     return float(value) if is_number(value) else 0.0
 
 
-def _texts(run: RunFolder, total: int) -> Context:
+def _texts(run: RunFolder, front: int, total: int) -> Context:
     """The browser of texts, and what they are like."""
-    rows = run.texts(COUNT_LIMIT)
+    rows = run.texts(COUNT_LIMIT, first=front)
     shown = [rows[n * len(rows) // SHOWN] for n in range(SHOWN)] if len(rows) > SHOWN else rows
     groups = Counter(name for name in map(_group, rows) if name)
     what = "topic" if any("topic" in row for row in rows) else "class"
@@ -108,6 +128,7 @@ def _texts(run: RunFolder, total: int) -> Context:
     return {
         "mark": REPEATS if method_of(run) == UNPROTECTED else "",
         "total": total,
+        "front": front,
         "counted": len(rows),
         "figures": [*figures, *_lengths(run, rows, total)],
         "what": what,

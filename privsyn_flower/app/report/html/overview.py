@@ -20,6 +20,7 @@ from privsyn_flower.app.report.html.parts import (
     delta,
     epsilon,
     guarantee,
+    seeds_and_texts,
     why_failed,
     why_unclaimed,
 )
@@ -121,8 +122,10 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
     measured = mapping(mapping(summary.get("measured")).get("models"))
     if measured:
         cards.append(("models", number(len(measured)), "measured on users' text"))
-    elif (texts := run.text_count()) or "parameters" not in summary:
-        cards.append(("synthetic texts", number(texts), "in synthetic.jsonl"))
+    elif run.text_count() or "parameters" not in summary:
+        front, texts = seeds_and_texts(run)
+        where = f"after {number(front)} seeds" if front else "in synthetic.jsonl"
+        cards.append(("synthetic texts", number(texts), where))
     else:
         cards.append(("parameters", number(summary["parameters"]), "trained privately"))
     done, planned = summary.get("rounds", len(run.metrics)), summary.get("rounds_planned")

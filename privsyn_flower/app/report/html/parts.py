@@ -97,6 +97,14 @@ def delta(statement: Mapping[str, Any]) -> str | None:
     return delta_at_most(value) if is_number(value) else number(value)
 
 
+def seeds_and_texts(run: RunFolder) -> tuple[int, int]:
+    """Seeds before the written texts of synthetic.jsonl, and how many were written; 0 and all texts
+    where seeds are all there is."""
+    total, told = run.text_count(), (run.summary or {}).get("seeds_in_front")
+    front = int(told) if is_number(told) and 0 < told < total else 0
+    return front, total - front
+
+
 def guarantee(run: RunFolder) -> str:
     """The few words that go with a figure."""
     statement = claim(run)
