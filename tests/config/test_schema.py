@@ -317,8 +317,8 @@ def test_keys_of_ones_own_stay_without_a_benchmark(tmp_path: Path) -> None:
         ),
         ({"adapter-rank": 4, "method": "dp-fedavg"}, "without training or evaluation on the nodes"),
         (
-            {"special-tokens": "bos-eos", "method": "popri", "popri.select": "federated"},
-            r"special-tokens = 'bos-eos' is for next tokens on the server",
+            {"special-tokens": "bos-eos", "method": "dp-fedavg", "proximity.filter": True},
+            r"special-tokens = 'bos-eos' is for next tokens without",
         ),
         ({"start": "converged"}, "set public-steps to the most steps"),
         (
