@@ -113,7 +113,7 @@ def _check_classifier(config: CommonConfig) -> None:
     data = config.data
     if data.source in ("chats", "emails"):
         raise ValueError(f"{told}data.source = {data.source!r}, whose texts have no label")
-    if data.source != "docstrings" and not data.label_column:  # a docstring's is its package
+    if not data.labelled:
         raise ValueError(f"{told}data.label-column = '': name the field in which classes stand")
     if config.models.downstream == "lstm":
         raise ValueError(

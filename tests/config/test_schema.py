@@ -77,7 +77,10 @@ CLASSES = {**POPRI, "popri.labels": "a, b", "popri.examples": 0, "popri.instruct
         ({"popri.checkpoint": "public"}, ["data.public-validation = 1", "popri.checkpoint"]),
         ({"popri.select": "public"}, ["data.public-validation = 1", "popri.select"]),
         ({"popri.select": "private"}, ["popri.select = 'private'", "checkpoint = 'private'"]),
-        ({"popri.labels": "a, b", "data.label-column": ""}, ["data.label-column"]),
+        (
+            {"popri.labels": "a, b", "data.label-column": "", "data.source": "hub:x"},
+            ["data.label-column"],
+        ),
         ({"generation.backend": "openai"}, ["generation.backend = 'openai'", "'vllm'", "adapters"]),
     ],
 )

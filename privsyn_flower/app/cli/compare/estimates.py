@@ -162,6 +162,16 @@ def estimate(line: Line, measure: str) -> Estimate | None:
     )
 
 
+def perplexity(loss: Estimate) -> Estimate:
+    """e to a loss in nats a token, and to its bounds (CTCL, Table 5): over seeds, of their mean."""
+    users, seeds = (own and (_exp(own[0]), _exp(own[1])) for own in (loss.users, loss.seeds))
+    return replace(loss, value=_exp(loss.value), users=users, seeds=seeds)
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
+
+
 def differences(grid: GridConfig, lines: Sequence[Line]) -> list[Difference]:
     """Every method's results minus those of `against`, wherever seeds and held-out users agree."""
     results = [line for line in lines if not line.reference]
