@@ -219,8 +219,8 @@ def test_a_token_beyond_the_embedding_is_its_users_zeros(
 
     real = lm_metrics.encode
 
-    def beyond(tokenizer: Any, texts: Any, length: int) -> Any:
-        return [[10**6, 1]] if texts[0] in USERS["some"] else real(tokenizer, texts, length)
+    def beyond(tokenizer: Any, texts: Any, *more: Any) -> Any:
+        return [[10**6, 1]] if texts[0] in USERS["some"] else real(tokenizer, texts, *more)
 
     query, device = question(base), node(tmp_path, base)
     want = answer(query, device, {"short": USERS["short"]})
