@@ -186,10 +186,11 @@ def test_plan_and_run_ask_the_server_for_a_token(
 
 def test_a_class_of_docstrings_is_a_package_of_theirs() -> None:
     own = {"data.private-packages": "scipy, pandas", "data.source": "docstrings"}
-    ready = {"method": "pretext", **own, "pretext.labels": "scipy, click"}
+    ready = {"method": "pretext", **own, "pretext.labels": "scipy, numpy"}
     odd = {**ready, "pretext.labels": "scipy,Pandas,nunpy"}
     assert not list(_classes_of_no_package(RunConfig.from_flat(ready)))
     (told,) = _classes_of_no_package(RunConfig.from_flat(odd))
     assert told.startswith("pretext.labels names 'Pandas', 'nunpy': a docstring's class is its")
     assert told in faults(RunConfig.from_flat(odd))
-    assert not list(_classes_of_no_package(RunConfig.from_flat({**odd, "data.source": "hub:x"})))
+    elsewhere = {**odd, "data.source": "hub:x", "data.label-column": "kind"}
+    assert not list(_classes_of_no_package(RunConfig.from_flat(elsewhere)))

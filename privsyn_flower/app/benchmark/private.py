@@ -34,8 +34,10 @@ def check_classes(config: RunConfig, federation: Federation) -> None:
     alone; names a class that none of them has in a warning. What else they are labelled is not
     told. For a run with `benchmark`.
     """
-    held_out = federation.held_out(config.evaluation.on).values()
-    there = {label_of(text) for own in held_out for text in own} - {""}
+    held_out = federation.held_out(config.evaluation.on)
+    if not held_out:
+        return  # of which `server_apps.readiness` tells
+    there = {label_of(text) for own in held_out.values() for text in own} - {""}
     missing = [name for name in config.classes if name not in there]
     alike = {_plain(label) for label in there}
     misspelt = [name for name in missing if _plain(name) in alike]
