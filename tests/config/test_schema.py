@@ -354,7 +354,7 @@ def test_keys_of_ones_own_stay_without_a_benchmark(tmp_path: Path) -> None:
     ],
 )
 def test_what_an_evaluation_needs(values, says):
-    own = ("method", "data.", "popri.", "training.")
+    own = ("method", "data.", "popri.", "training.", "proximity.")
     flat = {k if k.startswith(own) else f"evaluation.{k}": v for k, v in values.items()}
     with pytest.raises(ConfigError, match=says):
         RunConfig.from_flat(flat)

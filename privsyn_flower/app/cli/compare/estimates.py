@@ -28,6 +28,7 @@ from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.runs import write_json
 
 MEASURES = ("accuracy", "loss", "macro_f1")
+UNPROTECTED = ("private", "majority")  # references that read private text without noise
 # From here on an observer's odds about a user may change by a factor of half a billion (e^20).
 NO_GUARANTEE = 20.0
 Bounds = tuple[float, float]
@@ -57,14 +58,14 @@ class Line:
     def trust(self) -> str:
         """The table that it belongs to."""
         if self.reference:
-            return NONE if self.reference == "private" else NO_QUERIES
+            return NONE if self.reference in UNPROTECTED else NO_QUERIES
         return trust_of(self.runs[0].summary or {})
 
     @property
     def guaranteed(self) -> bool:
         """Whether its epsilon promises anything; a reference to public text needs none."""
         if self.reference:
-            return self.reference != "private"
+            return self.reference not in UNPROTECTED
         return self.trust != NONE and self.epsilon < NO_GUARANTEE
 
     @property

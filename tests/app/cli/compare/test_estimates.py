@@ -213,6 +213,8 @@ def test_what_an_epsilon_is_worth(
     result, private = lines_of(grid, [run])
     assert (result.trust, result.guaranteed, result.stated_epsilon) == (trust, guaranteed, stated)
     assert (private.trust, private.guaranteed) == (NONE, False)
+    majority = Line(grid.methods[0], "majority", point, [run])  # of the private texts' classes
+    assert (majority.trust, majority.guaranteed) == (NONE, False)
 
 
 def test_tables_of_one_grid(tmp_path: Path) -> None:
