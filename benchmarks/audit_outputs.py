@@ -6,7 +6,8 @@ lower bound on epsilon stands beside the claim: docs/results/measured.md has the
 
     python benchmarks/audit_outputs.py OUT            # all that is missing, then the table
     python benchmarks/audit_outputs.py OUT --only dp-fedavg --seeds 1
-    python benchmarks/audit_outputs.py OUT --kept --page docs/results/measured.md  # on a page
+    python benchmarks/audit_outputs.py OUT --kept --page docs/results/measured.md  # on a page,
+        where rows of settings that OUT does not have stay
 
 A minute or so for each run on two cores; OUT keeps what is done.
 """
@@ -17,7 +18,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,15 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         )
 
 
+def placed(page: str, lines: Sequence[str]) -> str:
+    """The page with these rows in its table, in place of those of the same settings."""
+    before, _, rest = page.partition(f"{MARK}:start -->\n")
+    old, _, after = rest.partition(f"{MARK}:end -->")
+    body = {tuple(line.split("|")[1:4]): line for line in [*old.splitlines()[2:], *lines[2:]]}
+    whole = [f"{before}{MARK}:start -->", *lines[:2], *body.values(), f"{MARK}:end -->{after}"]
+    return "\n".join(whole)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
@@ -176,14 +186,11 @@ def main() -> None:
             if runs := [run for run in tried if run is not None]:
                 rows.append(row(setting, runs))
                 print(json.dumps(rows[-1]), flush=True)
-    text = "\n".join(table(rows))
-    print(text)
+    lines = list(table(rows))
+    print("\n".join(lines))
     if given.page:
         page = given.page.read_text(encoding="utf-8")
-        head, _, rest = page.partition(f"{MARK}:start -->\n")
-        tail = rest.partition(f"{MARK}:end -->")[2]
-        page = f"{head}{MARK}:start -->\n{text}\n{MARK}:end -->{tail}"
-        given.page.write_text(page, encoding="utf-8")
+        given.page.write_text(placed(page, lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

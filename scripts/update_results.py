@@ -38,6 +38,7 @@ COMPARED = {  # grid, and marker of its part -> its picture
     "compare-users": "accuracy-users.png",
     "compare-ctcl": "accuracy-epsilon.png",
     "compare-dp-rft": "accuracy-epsilon.png",
+    "compare-classes": "accuracy.png",
 }
 PAGE, IMAGES = ROOT / "docs" / "results" / "measured.md", ROOT / "docs" / "images"
 FRONT, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from flwr.app import Context, Message
@@ -20,7 +21,8 @@ from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.metrics import shard_metrics
-from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, load_scorer
+from privsyn_flower.text.models.batches import SpecialTokens
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, check_special_tokens, load_scorer
 from privsyn_flower.text.models.parameters import (
     MOST_MODELS,
     Parameters,
@@ -62,9 +64,28 @@ def check_evaluation(query: Query, node: Node) -> None:
         raise WireError(Refusal.MALFORMED, f"max-loss = {most!r} is not a positive number")
     if not isinstance(gap, int | float) or not 0 <= gap <= 1:
         raise WireError(Refusal.MALFORMED, f"gap = {gap!r} is not a number from 0 to 1")
+    ends = special_tokens(query)
     folder = base_model(query, node)
     if query.rows.size or query.extra:
         _shipped(query, folder)
+        check_ends(folder, ends)
+
+
+def special_tokens(query: Query) -> SpecialTokens:
+    """What stands around a text, in any evaluation query. Raises WireError."""
+    for known in get_args(SpecialTokens):
+        if query.options.get("special-tokens") == known:
+            ends: SpecialTokens = known
+            return ends
+    raise WireError(Refusal.MALFORMED, "special-tokens is not one of the known")
+
+
+def check_ends(folder: Path, ends: SpecialTokens) -> None:
+    """Refuse special tokens that this node's base lacks. Raises WireError."""
+    try:
+        check_special_tokens(folder, ends)
+    except ValueError as error:
+        raise WireError(Refusal.MALFORMED, str(error)) from None
 
 
 def _shipped(query: Query, folder: Path) -> list[Parameters]:
@@ -96,7 +117,7 @@ def user_evaluations(
     models = _shipped(query, folder)
     scorer = load_scorer(folder, node.device)
     max_tokens, max_loss = int(options["max-tokens"]), float(options["max-loss"])
-    length = int(options["sequence-length"])
+    length, ends = int(options["sequence-length"]), special_tokens(query)
     try:
         scorer.rehearse(length)
     except Exception as error:  # nobody's text was opened: the cause is the question's size
@@ -106,7 +127,9 @@ def user_evaluations(
         rows.append([])
         with alone(node, FAILED):
             if asked:
-                rows[-1] = scorer.encode(texts, max_tokens=max_tokens, length=length)
+                rows[-1] = scorer.encode(
+                    texts, max_tokens=max_tokens, length=length, special_tokens=ends
+                )
     tokens = np.array([sum(len(row) - 1 for row in own) for own in rows], dtype=np.float64)
     correct, loss = np.full((2, len(rows), len(models)), np.nan)
     for number, parameters in enumerate(models):

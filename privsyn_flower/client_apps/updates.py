@@ -19,6 +19,7 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
+from privsyn_flower.client_apps.evaluation import check_ends
 from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.client_apps.node.policy import check_model
@@ -68,6 +69,9 @@ def check_update(query: Query, node: Node) -> None:
     if query.rows.size or query.extra:  # else this is the head alone
         _shipped(query, folder, options)
         query.once(_conditions)
+        if options.special_tokens == "bos-eos" and (asked is not None or classes_in(folder)):
+            raise WireError(Refusal.MALFORMED, "training.special-tokens is for next tokens alone")
+        check_ends(folder, options.special_tokens)
     if asked is not None and asked.topics:
         if node.policy is not None:
             check_model(node.policy, asked.embedder)

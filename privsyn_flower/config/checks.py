@@ -113,7 +113,7 @@ def _check_classifier(config: CommonConfig) -> None:
     data = config.data
     if data.source in ("chats", "emails"):
         raise ValueError(f"{told}data.source = {data.source!r}, whose texts have no label")
-    if data.source != "docstrings" and not data.label_column:  # a docstring's is its package
+    if not data.labelled:
         raise ValueError(f"{told}data.label-column = '': name the field in which classes stand")
     if config.models.downstream == "lstm":
         raise ValueError(
@@ -314,16 +314,18 @@ def _check_kind(config: CommonConfig) -> None:
     own = config.evaluation
     classes = own.task == "classification"
     nodes = config.trains or config.own.evaluates_on_nodes(config)
-    for key, used, barred in (
-        (f"start = {own.start!r}", own.start != "base", classes),
-        ("special-tokens = 'bos-eos'", own.special_tokens == "bos-eos", classes or nodes),
-        (f"adapter-rank = {own.adapter_rank}", own.adapter_rank > 0, classes or nodes),
+    without = "without task = 'classification'"
+    on_server = f"on the server, {without} and without training or evaluation on the nodes"
+    unfiltered = f"{without} and without proximity.filter = true"
+    ends = own.special_tokens == "bos-eos"
+    filters = config.uses("proximity") and config.proximity.filter
+    for key, used, barred, where in (
+        (f"start = {own.start!r}", own.start != "base", classes, without),
+        ("special-tokens = 'bos-eos'", ends, classes or filters, unfiltered),
+        (f"adapter-rank = {own.adapter_rank}", own.adapter_rank > 0, classes or nodes, on_server),
     ):
         if used and barred:
-            raise ValueError(
-                f"evaluation.{key} is for next tokens on the server, without task = "
-                "'classification' and without training or evaluation on the nodes: leave it out"
-            )
+            raise ValueError(f"evaluation.{key} is for next tokens {where}: leave it out")
     if own.adapter_rank and own.start != "base":
         raise ValueError(
             f"evaluation.adapter-rank = {own.adapter_rank} with start = {own.start!r}: adapters "

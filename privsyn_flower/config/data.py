@@ -105,6 +105,11 @@ class DataConfig(Section):
         return self.source in ("docstrings", "chats", "emails")
 
     @property
+    def labelled(self) -> bool:
+        """Whether its texts may have labels; a docstring's is its package."""
+        return self.source == "docstrings" or bool(self.label_column)
+
+    @property
     def chosen_by_text(self) -> str:
         """The keys that make one user's text decide about another's or about the public text."""
         keys = {

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from privsyn_flower.config.data import DataConfig
 from privsyn_flower.config.section import Section, split_list
 
 TEXT, STYLE = "{text}", "{style}"
@@ -118,9 +119,9 @@ class EvolutionConfig(Section):
                 f"{self.table}.neighbors = {self.neighbors}: raise the population"
             )
 
-    def check_labels(self, label_column: str) -> None:
+    def check_labels(self, data: DataConfig) -> None:
         """What classes need of the data."""
-        if self.labels and not label_column:
+        if self.labels and not data.labelled:
             raise ValueError(
                 f"{self.table}.labels needs data.label-column, where a text's class stands"
             )

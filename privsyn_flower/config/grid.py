@@ -37,6 +37,7 @@ from privsyn_flower.config.schema import flat_defaults
 from privsyn_flower.config.section import ConfigError, Scalar, Section, explain, flatten
 
 Settings = dict[str, Scalar]
+Reference = Literal["pretrained", "majority", "start", "random_public", "private"]
 Point = dict[str, str]  # axis -> the name of its value
 NAME = re.compile(r"[\w.+-]+")  # of methods, axes and values: they are in the names of files
 OWN = ("seed", "run-folder")  # keys that the command sets itself
@@ -98,7 +99,7 @@ class GridMethod(_Named, _Setting):
     )
     at: list[Special] = Field(default_factory=list, description="settings at some points")
     needs: Literal["", "gpu"] = Field("", description="what a machine has to have to run it")
-    references: list[Literal["pretrained", "start", "random_public", "private"]] = Field(
+    references: list[Reference] = Field(
         default_factory=list, description="of its benchmark: rows of their own in the tables"
     )
     rows: dict[str, str] = Field(

@@ -143,6 +143,15 @@ def read_place(place: str, columns: Columns) -> dict[str, list[Sample]]:
     return _read(place, columns, None)
 
 
+def grouped_by_label(place: str, columns: Columns) -> dict[str, list[str]]:
+    """label -> texts of what `read_place` reads, by name; "no label" for those without."""
+    groups: dict[str, list[str]] = {}
+    for own in read_place(place, columns).values():
+        for sample in own:
+            groups.setdefault(sample.label or "no label", []).append(sample.text)
+    return dict(sorted(groups.items()))
+
+
 def _rows(place: str, columns: Columns) -> tuple[Rows, str]:
     """The rows of a place, and its name in what is said of them."""
     if not place.startswith("hub:"):

@@ -20,16 +20,9 @@ from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.evaluation.metrics import IGNORED, SUMS, row_sums
 from privsyn_flower.evaluation.process_pool import FineTuning, sums_after
-from privsyn_flower.evaluation.rows import (
-    Rows,
-    SpecialTokens,
-    TokenRows,
-    Work,
-    encoded,
-    row_lengths,
-)
+from privsyn_flower.evaluation.rows import Rows, TokenRows, Work, encoded, row_lengths
 from privsyn_flower.evaluation.tuning import Batch, Plateau, Precision, Tuning, batches
-from privsyn_flower.text.models.batches import causal_loss, pad_rows, unknown_token
+from privsyn_flower.text.models.batches import SpecialTokens, causal_loss, pad_rows, unknown_token
 from privsyn_flower.text.models.devices import one_worker, training_device
 
 EVALUATION_BATCH, EVALUATION_TOKENS = 64, 64 * 64  # most texts, and tokens, measured at once

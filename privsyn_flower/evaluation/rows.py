@@ -11,16 +11,15 @@ import shutil
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
 
 from privsyn_flower.common.arrays import I64
 from privsyn_flower.common.files import private_folder, replace_private
-from privsyn_flower.text.models.batches import as_read, encode
+from privsyn_flower.text.models.batches import SpecialTokens, encode
 
 Rows = Sequence[Sequence[int]]
-SpecialTokens = Literal["tokenizer", "bos-eos"]
 
 AT_ONCE = 4096  # texts tokenised together
 
@@ -88,40 +87,11 @@ def row_lengths(rows: Rows) -> I64:
 def encoded(
     tokenizer: Any, texts: Sequence[str], length: int, special_tokens: SpecialTokens = "tokenizer"
 ) -> TokenRows:
-    """Texts -> token ids, tokenised once and cut; those without a token to predict are left out.
-
-    special_tokens: what the tokenizer itself puts around a text, or one BOS before it and one EOS
-    behind it, as PrE-Text's and POPri's code for DistilGPT2 (a cut text has no EOS). Raises
-    ValueError for a tokenizer that has none.
-    """
-    around = _around(tokenizer) if special_tokens == "bos-eos" else None
-
-    def pieces() -> Iterable[list[int]]:
-        for first in range(0, len(texts), AT_ONCE):
-            some = texts[first : first + AT_ONCE]
-            if around is None:
-                yield from encode(tokenizer, some, length)
-                continue
-            bare = tokenizer(
-                as_read(tokenizer, some),
-                add_special_tokens=False,
-                truncation=True,
-                max_length=length,
-            )
-            for ids in bare["input_ids"]:
-                yield [around[0], *ids, around[1]][:length] if ids else []
-
-    return TokenRows(row for row in pieces() if len(row) > 1)
-
-
-def _around(tokenizer: Any) -> tuple[int, int]:
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if bos is None or eos is None:
-        raise ValueError(
-            "evaluation.special-tokens = 'bos-eos': the tokenizer of models.downstream has no BOS "
-            "or no EOS; set it to 'tokenizer'"
-        )
-    return bos, eos
+    """Texts -> token ids as `batches.encode` has them; those without a token to predict are left
+    out."""
+    pieces = (texts[first : first + AT_ONCE] for first in range(0, len(texts), AT_ONCE))
+    rows = (row for some in pieces for row in encode(tokenizer, some, length, special_tokens))
+    return TokenRows(row for row in rows if len(row) > 1)
 
 
 Compute = Callable[[Path | None], Any]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privsyn_flower.config import ConfigError, ModelsConfig, RunConfig, cache_folder
+from privsyn_flower.config import ConfigError, ModelsConfig, RunConfig, cache_folder, split_list
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.stages import to_import
 from privsyn_flower.server_apps.public_text import is_deployment
@@ -39,6 +39,7 @@ def faults(config: RunConfig) -> Iterator[str]:
     yield from packages(config)
     yield from device(config)
     yield from _nobody_held_out(config)
+    yield from _classes_of_no_package(config)
 
 
 def try_run(config: RunConfig, folder: Path, method: Recipe[Any], strategy: Any) -> None:
@@ -64,6 +65,19 @@ def _nobody_held_out(config: RunConfig) -> Iterator[str]:
         yield (
             f"benchmark = true with data.{key} = 0: there is nobody to measure the result on; "
             "raise it, or set benchmark = false"
+        )
+
+
+def _classes_of_no_package(config: RunConfig) -> Iterator[str]:
+    """Docstrings are labelled by their packages, which the configuration names."""
+    data = config.data
+    lists = data.private_packages, data.public_packages, data.minority_packages
+    known = {name for names in lists for name in split_list(names)}
+    odd = sorted(set(config.classes) - known)
+    if odd and data.source == "docstrings":
+        yield (
+            f"{config.labels[0]} names {', '.join(map(repr, odd))}: a docstring's class is its "
+            f"package, one of data.private-packages = {data.private_packages!r}"
         )
 
 

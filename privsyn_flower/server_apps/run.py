@@ -18,6 +18,7 @@ from typing import Any, Literal, get_origin
 
 from flwr.serverapp import Grid
 
+from privsyn_flower.app.benchmark.private import check_classes
 from privsyn_flower.app.tracking import Trackers
 from privsyn_flower.app.tracking.public import Value
 from privsyn_flower.common.files import file_digest
@@ -204,6 +205,8 @@ class Run:
     def _stages(self) -> None:
         with self.clock("data"):
             self.public = public_text(self.config, self.progress)
+            if self.config.benchmark and self.config.classes:
+                check_classes(self.config, self.federation())
         recipe = recipe_of(self.config)
         models = Models(
             self.config,

@@ -11,6 +11,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.strategies.evaluation.strategy import Caps, Estimate, evaluate
 from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.strategies.popri.strategy import POPri
-from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder, check_special_tokens
 from privsyn_flower.text.models.parameters import (
     Parameters,
     base_shapes,
@@ -81,13 +82,26 @@ def candidate_rounds(rounds: int) -> list[int]:
 
 def check_selection(models: Models, config: RunConfig) -> None:
     """Raise ConfigError, before anything is asked, when the evaluation could not be asked."""
-    base = base_folder(models.folder("downstream"))
-    length, longest = config.evaluation.sequence_length, longest_sequence(base)
-    if length > min(longest, BATCH_TOKENS):
+    check_sequences(config, base_folder(models.folder("downstream")), evaluates=True)
+
+
+def check_sequences(config: RunConfig, base: Path, *, evaluates: bool) -> None:
+    """Raise ConfigError where nodes could not read text with `base` as `[evaluation]` says.
+
+    evaluates: they measure models on it, where the time must not depend on a text's length.
+    """
+    own, most = config.evaluation, longest_sequence(base)
+    if evaluates:
+        most = min(most, BATCH_TOKENS)
+    if own.sequence_length > most:
         raise ConfigError(
-            f"evaluation.sequence-length = {length}: an evaluation on the nodes takes at most "
-            f"{min(longest, BATCH_TOKENS)} tokens with models.downstream = {base}"
+            f"evaluation.sequence-length = {own.sequence_length}: models.downstream = {base} "
+            f"takes at most {most} tokens on the nodes"
         )
+    try:
+        check_special_tokens(base, own.special_tokens)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _facts(estimates: dict[str, Estimate]) -> dict[str, Any]:
@@ -105,10 +119,10 @@ def _facts(estimates: dict[str, Estimate]) -> dict[str, Any]:
 
 def evaluation_caps(config: RunConfig) -> Caps:
     """Public bounds: as many tokens as a user's samples have at most."""
-    length = config.evaluation.sequence_length
+    length, ends = config.evaluation.sequence_length, config.evaluation.special_tokens
     most = config.data.samples_per_user * length
     # Models of one training are nearly alike: told as differences they carry a tenth of the noise.
-    return Caps(max_tokens=most, sequence_length=length, gap=0.1)
+    return Caps(max_tokens=most, sequence_length=length, gap=0.1, special_tokens=ends)
 
 
 def _fine_tuned(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privsyn_flower.common.arrays import F64
+from privsyn_flower.text.models.batches import SpecialTokens
 
 TRAINED = "training.trained"  # the option that names the arrays that are trained
 
@@ -138,7 +139,8 @@ class LocalTraining:
     adamw, added to the gradient under sgd. epochs: passes over a user's texts, each in an order
     of its own. batch_size: texts of one step. max_steps: no more steps than this; without a limit
     a node's time would tell how much a user wrote. sequence_length: tokens of a text, the rest is
-    cut. seed: of the order. trained: glob patterns with commas between, of the names of the arrays
+    cut. special_tokens: around a text that is learned by itself, (`text.models.batches.encode`).
+    seed: of the order. trained: glob patterns with commas between, of the names of the arrays
     that are trained; the others that travel are laid over the base and stay as they are.
     """
 
@@ -152,12 +154,15 @@ class LocalTraining:
     sequence_length: int
     seed: int = 0
     trained: str = "*"
+    special_tokens: SpecialTokens = "tokenizer"
 
     def __post_init__(self) -> None:
-        if self.optimizer not in get_args(Optimizer):
-            raise ValueError(
-                f"training.optimizer = {self.optimizer!r} must be one of {get_args(Optimizer)}"
-            )
+        for key, named, known in (
+            ("optimizer", self.optimizer, get_args(Optimizer)),
+            ("special-tokens", self.special_tokens, get_args(SpecialTokens)),
+        ):
+            if named not in known:
+                raise ValueError(f"training.{key} = {named!r} must be one of {known}")
         for name, (low, high) in _WHOLE.items():
             value = getattr(self, name)
             # A boolean is an int to Python, and no number to us.

@@ -162,7 +162,10 @@ class LoadedLM:
             classes = [numbers[label_of(texts[i])] for i in chosen]
             return self._classed(read, classes, length)
         if conditions is None:
-            plain = self._scorer.encode(read, max_tokens=MOST_TOKENS, length=length)
+            ends = options.special_tokens
+            plain = self._scorer.encode(
+                read, max_tokens=MOST_TOKENS, length=length, special_tokens=ends
+            )
             return [(row, 1) for row in plain]
         told = [conditions[i][: max_source * TOKEN_CHARACTERS] for i in chosen]
         return self._paired(told, read, length, max_source)

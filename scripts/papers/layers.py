@@ -21,12 +21,6 @@ method = "dp-ftrl"
 noise = "aggregator"
 """
 
-# Trainings on the nodes.
-AS_READ = """
-[evaluation]
-special-tokens = "tokenizer"  # nodes read text as the tokenizer does, without the authors' BOS and EOS
-"""
-
 
 def laid(layers: Sequence[str], numbers: Mapping[str, str]) -> str:
     """The layers as one file: the header, then keys in the schema's order.

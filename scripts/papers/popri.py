@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scripts.papers.layers import AS_READ, TRUSTED
+from scripts.papers.layers import TRUSTED
 
 POPRI = """
 method = "popri"
@@ -398,7 +398,7 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         part = [SOME] if run in PARTIAL else [ALL] if run == "partial-10000" else []
         sampling, turns = ([SAMPLED], [TURNS]) if run in PARTIAL else ([], [])
         yield f"popri-{run}", [POPRI, FEDERATED, DISTILGPT2, *part, *sampling, *data], own
-        training = [BASELINE, DISTILGPT2, *part, *data, AS_READ]
+        training = [BASELINE, DISTILGPT2, *part, *data]
         yield f"dp-fedavg-popri-{run}", [FEDAVG, *training, *sampling], own
         yield f"dp-ftrl-popri-{run}", [FTRL, TRUSTED, *training, *turns], own
     for run, (layers, noise) in CENTRAL_RUNS.items():

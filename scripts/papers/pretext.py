@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scripts.papers.layers import AS_READ, TRUSTED
+from scripts.papers.layers import TRUSTED
 
 BUDGET = """
 epsilon = $epsilon  # section 4, Tables 2 and 3
@@ -251,7 +251,7 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
     """Name, layers and numbers of each file."""
     for name in SETS:
         data, votes = ([CODE_DATA], [CODE_VOTES]) if name == "code" else ([], [])
-        training = [BASELINE, BUDGET, DATA, *data, AS_READ]
+        training = [BASELINE, BUDGET, DATA, *data]
         named = {"set": name, "SET": name.upper()}
         unasked = [DATA, *data, NO_QUERIES]
         yield f"public-only-pretext-{name}", [PUBLIC_ONLY, *unasked], named

@@ -137,12 +137,14 @@ def test_a_decoder_classifies_too(causal_folder: Path, tmp_path: Path) -> None:
     assert classes_in(folder) == LABELS and whole.any()
 
 
-def test_conditions_for_a_classifier_are_refused(base: Path, tmp_path: Path) -> None:
+def test_what_is_for_next_tokens_is_refused(base: Path, tmp_path: Path) -> None:
     query = asked(base)
     query = replace(query, options={**query.options, **Conditions(document_type="x").to_options()})
-    with pytest.raises(WireError, match="reads no conditions") as error:
-        check_update(query, node(tmp_path, base))
-    assert error.value.code is Refusal.MALFORMED
+    ends = asked(base, special_tokens="bos-eos")
+    for odd, told in ((query, "reads no conditions"), (ends, "for next tokens alone")):
+        with pytest.raises(WireError, match=told) as error:
+            check_update(odd, node(tmp_path, base))
+        assert error.value.code is Refusal.MALFORMED
 
 
 @pytest.mark.parametrize("labels", [("one",), (), ("one", "one")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +14,23 @@ import pytest
 
 from privsyn_flower.client_apps.answers import Participants, guarded
 from privsyn_flower.client_apps.answers import reply as answered
-from privsyn_flower.client_apps.evaluation import EVALUATION, evaluation_tokens, user_evaluations
+from privsyn_flower.client_apps.evaluation import (
+    EVALUATION,
+    check_evaluation,
+    evaluation_tokens,
+    user_evaluations,
+)
 from privsyn_flower.client_apps.main import evaluation
 from privsyn_flower.client_apps.node.device import Node, open_node
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.data import LabelledText
+from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.privacy.encoding.quantize import decode
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.noise import Noise, integer_plan
 from privsyn_flower.protocol.question import Query, Ticket
-from privsyn_flower.protocol.wire import Refusal
+from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.metrics import metrics_bound
 from privsyn_flower.text.models.lm_metrics import Scorer
 from tests.conftest import node_context, sentences
@@ -122,6 +130,25 @@ def test_one_user_changes_the_answer_by_at_most_the_sensitivity(tmp_path: Path, 
     assert not alone["empty"].any() and not alone["blank"].any()
 
 
+def test_texts_between_bos_and_eos_count_as_on_the_server(tmp_path: Path, base: Path) -> None:
+    query = question(base, caps=replace(CAPS, special_tokens="bos-eos"))
+    own = {"short": USERS["short"]}
+    got = decode(answer(query, node(tmp_path, base), own), integer_plan(query, NOISE))
+    server = Downstream(base, length=CAPS.sequence_length, special_tokens="bos-eos")
+    loss, right, tokens = server.user_sums({"short": server.encode(own["short"])})[0]
+    assert got[:3] == pytest.approx([tokens / 60, right / 60, loss / 60 / 9.0], abs=1e-3)
+    assert tokens == by_hand(base, own["short"])[0] + 1
+    endless = tmp_path / "endless"
+    shutil.copytree(base, endless)
+    settings = json.loads((endless / "tokenizer_config.json").read_text())
+    del settings["eos_token"]
+    (endless / "tokenizer_config.json").write_text(json.dumps(settings))
+    query = question(endless, caps=replace(CAPS, special_tokens="bos-eos"))
+    with pytest.raises(WireError, match="has no BOS or no EOS") as error:
+        check_evaluation(query, node(tmp_path, endless))
+    assert error.value.code is Refusal.MALFORMED
+
+
 def test_who_does_not_take_part_does_not_count(tmp_path: Path, base: Path) -> None:
     query, device = question(base), node(tmp_path, base)
     got = answer(query, device, USERS, [True, False, False, True, True, False])
@@ -183,8 +210,8 @@ def test_a_token_beyond_the_embedding_is_its_users_zeros(
 
     real = lm_metrics.encode
 
-    def beyond(tokenizer: Any, texts: Any, length: int) -> Any:
-        return [[10**6, 1]] if texts[0] in USERS["some"] else real(tokenizer, texts, length)
+    def beyond(tokenizer: Any, texts: Any, *more: Any) -> Any:
+        return [[10**6, 1]] if texts[0] in USERS["some"] else real(tokenizer, texts, *more)
 
     query, device = question(base), node(tmp_path, base)
     want = answer(query, device, {"short": USERS["short"]})
@@ -226,6 +253,7 @@ def tampered(base: Path, change: str) -> Query:
         "longer than a batch": {"options": {**options, "sequence-length": 2049}},
         "beyond the positions": {"options": {**options, "sequence-length": 201}},
         "infinite": {"options": {**options, "max-loss": math.inf}},
+        "other ends": {"options": {**options, "special-tokens": "eos"}},
         "a wide gap": {"options": {**options, "gap": 1.5}},
         "no gap": {"options": {k: v for k, v in options.items() if k != "gap"}},
         "negative": {"options": {**options, "max-loss": -1.0}},

@@ -135,6 +135,7 @@ SHIPPED: list[tuple[str, str, int]] = [
     ("compare-chats", "", (1 + 12 * 2) * 3),
     ("compare-ctcl", "", 5 * 2 * 3),
     ("compare-dp-rft", "", 3 * 2 * 3),
+    ("compare-classes", "", 2),
     ("compare-users", "", 3 * 3 * 2 * 3),
     ("grids/ctcl", "papers/ctcl-pubmed-eps1", 10),
     ("grids/ctcl-rates", "papers/dp-fedavg-ctcl-openreview-eps1", 6),

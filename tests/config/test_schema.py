@@ -77,7 +77,10 @@ CLASSES = {**POPRI, "popri.labels": "a, b", "popri.examples": 0, "popri.instruct
         ({"popri.checkpoint": "public"}, ["data.public-validation = 1", "popri.checkpoint"]),
         ({"popri.select": "public"}, ["data.public-validation = 1", "popri.select"]),
         ({"popri.select": "private"}, ["popri.select = 'private'", "checkpoint = 'private'"]),
-        ({"popri.labels": "a, b", "data.label-column": ""}, ["data.label-column"]),
+        (
+            {"popri.labels": "a, b", "data.label-column": "", "data.source": "hub:x"},
+            ["data.label-column"],
+        ),
         ({"generation.backend": "openai"}, ["generation.backend = 'openai'", "'vllm'", "adapters"]),
     ],
 )
@@ -352,8 +355,8 @@ def test_keys_of_ones_own_stay_without_a_benchmark(tmp_path: Path) -> None:
         ),
         ({"adapter-rank": 4, "method": "dp-fedavg"}, "without training or evaluation on the nodes"),
         (
-            {"special-tokens": "bos-eos", "method": "popri", "popri.select": "federated"},
-            r"special-tokens = 'bos-eos' is for next tokens on the server",
+            {"special-tokens": "bos-eos", "method": "dp-fedavg", "proximity.filter": True},
+            r"special-tokens = 'bos-eos' is for next tokens without",
         ),
         ({"start": "converged"}, "set public-steps to the most steps"),
         (
@@ -386,7 +389,7 @@ def test_keys_of_ones_own_stay_without_a_benchmark(tmp_path: Path) -> None:
     ],
 )
 def test_what_an_evaluation_needs(values, says):
-    own = ("method", "data.", "popri.", "training.")
+    own = ("method", "data.", "popri.", "training.", "proximity.")
     flat = {k if k.startswith(own) else f"evaluation.{k}": v for k, v in values.items()}
     with pytest.raises(ConfigError, match=says):
         RunConfig.from_flat(flat)

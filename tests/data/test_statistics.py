@@ -1,4 +1,4 @@
-"""Quantiles of a data set's sizes, and that they are printed alone."""
+"""What is said of a data set: quantiles, which are printed alone, and a picture of public text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.data.statistics import quantiles, statistics
 from privsyn_flower.data.values import Columns
+from privsyn_flower.evaluation.clusters import chosen, draw_clusters
+from privsyn_flower.text.embedders import NgramEmbedder
 
 ROWS = [("a", "one two three", "x"), ("a", "four", "y"), ("b", "five six", "x"), ("c", " ", "x")]
 
@@ -55,3 +57,28 @@ def test_the_command_prints_and_keeps_nothing(file: Path) -> None:
 def test_what_cannot_be_read_is_named(file: Path, more: list[str], told: str) -> None:
     done = CliRunner().invoke(app, ["data", "statistics", str(file), *more])
     assert done.exit_code == 2 and told in done.output
+
+
+def test_the_picture_of_a_public_data_set(tmp_path: Path) -> None:
+    """A file is refused unless its text is said to be public."""
+    path, beside = tmp_path / "users.jsonl", tmp_path / "synthetic.jsonl"
+    rows = [{"text": f"{word} " * 5 + str(n), "label": word} for word in "ab" for n in range(6)]
+    path.write_text("\n".join(json.dumps({"user_id": n, **row}) for n, row in enumerate(rows)))
+    beside.write_text(json.dumps({"text": "a new one"}) + "\n")
+    picture = tmp_path / "clusters.png"
+    command = ["data", "clusters", str(path), "--label-column", "label", "--picture", str(picture)]
+    command += ["--embedder", "ngram-64", "--beside", str(beside)]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2 and "add --public" in refused.output and not picture.exists()
+    done = CliRunner().invoke(app, [*command, "--public"])
+    assert done.exit_code == 0 and f"{beside}: 1 of 1 texts" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG") and "a: 6 of 6 texts" in done.stdout
+
+
+def test_a_sample_of_the_texts_is_drawn_of_all_groups() -> None:
+    groups = {"a": ["x", " ", "y"], "b": ["z"] * 7, "c": []}
+    assert chosen(groups, 99, 0) == {"a": ["x", "y"], "b": ["z"] * 7}
+    some = chosen(groups, 4, 1)
+    assert sum(map(len, some.values())) == 4 and some == chosen(groups, 4, 1)
+    with pytest.raises(ValueError, match="4 texts: a picture needs at least 8"):
+        draw_clusters(some, NgramEmbedder(64), Path("never.png"), caption="")

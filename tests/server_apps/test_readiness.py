@@ -11,7 +11,9 @@ import huggingface_hub
 import pytest
 
 from privsyn_flower.app.preflight import check_ready
+from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.methods import synthesis
+from privsyn_flower.server_apps.readiness import _classes_of_no_package, faults
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from tests.rigs.http_generator import Body, Fake, choices
 from tests.server_apps.in_process import (
@@ -180,3 +182,15 @@ def test_plan_and_run_ask_the_server_for_a_token(
     assert all(re.search(words, text) for text in found)
     if not words:
         assert [body["max_tokens"] for body in server.bodies()] == [1]
+
+
+def test_a_class_of_docstrings_is_a_package_of_theirs() -> None:
+    own = {"data.private-packages": "scipy, pandas", "data.source": "docstrings"}
+    ready = {"method": "pretext", **own, "pretext.labels": "scipy, numpy"}
+    odd = {**ready, "pretext.labels": "scipy,Pandas,nunpy"}
+    assert not list(_classes_of_no_package(RunConfig.from_flat(ready)))
+    (told,) = _classes_of_no_package(RunConfig.from_flat(odd))
+    assert told.startswith("pretext.labels names 'Pandas', 'nunpy': a docstring's class is its")
+    assert told in faults(RunConfig.from_flat(odd))
+    elsewhere = {**odd, "data.source": "hub:x", "data.label-column": "kind"}
+    assert not list(_classes_of_no_package(RunConfig.from_flat(elsewhere)))

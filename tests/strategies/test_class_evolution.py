@@ -163,7 +163,7 @@ def test_classes_that_cannot_begin(initial: Any, options: dict[str, Any], says: 
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"pe.labels": "a, b"}, r"pe\.labels needs data\.label-column"),
+        ({"pe.labels": "a, b", "data.source": "hub:x"}, r"pe\.labels needs data\.label-column"),
         ({"pe.labels": "a, a"}, r"pe\.labels.*a class twice"),
         ({"pe.labels": " , ", "data.label-column": "k"}, r"pe\.labels = ' , ' names no class"),
         (

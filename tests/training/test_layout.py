@@ -100,7 +100,7 @@ def test_types_that_numpy_lacks_are_named(dtype: str) -> None:
         Layout.of({"b": np.zeros(2, dtype=np.float32), "w": np.zeros(3, dtype=found)})
 
 
-CHOSEN = LocalTraining("sgd", 0.05, 0.9, 1e-4, 3, 16, 40, 128, 7, "*.up,*.down")
+CHOSEN = LocalTraining("sgd", 0.05, 0.9, 1e-4, 3, 16, 40, 128, 7, "*.up,*.down", "bos-eos")
 
 
 def test_options_travel_and_come_back() -> None:
@@ -116,6 +116,7 @@ def test_options_travel_and_come_back() -> None:
         "training.sequence-length": 128,
         "training.seed": 7,
         "training.trained": "*.up,*.down",
+        "training.special-tokens": "bos-eos",
     }
     others = {"clip-norm": 1.0, "encoding": "dense", "config.lr": 3}
     assert LocalTraining.from_options(options | others) == CHOSEN
@@ -149,6 +150,7 @@ def test_options_travel_and_come_back() -> None:
         ("seed", 1 << 63),
         ("trained", " , "),
         ("trained", 3),
+        ("special-tokens", "eos"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused_with_its_key(key: str, value: Any) -> None:
@@ -165,7 +167,8 @@ def test_momentum_has_no_use_under_adamw() -> None:
 
 def test_what_the_configuration_decides_has_no_second_default() -> None:
     own = {field.name for field in fields(LocalTraining) if field.default is not MISSING}
-    assert own == {"seed", "trained"} and own.isdisjoint(TrainingConfig.model_fields)
+    assert own == {"seed", "trained", "special_tokens"}
+    assert own.isdisjoint(TrainingConfig.model_fields)
 
 
 def test_nothing_is_assumed_and_nothing_passed_over() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.text.models import lm_metrics
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.training import Layout, LocalTraining
@@ -151,6 +152,18 @@ def test_how_much_of_a_user_is_read_is_bounded_by_the_options(
     assert read[2] != read[0]
     delta_of(model, parameters, replace(options, max_steps=100), many, seed=1)
     assert len(read[3]) == 200
+
+
+def test_texts_between_bos_and_eos_are_the_servers_own(folder: Path) -> None:
+    """Training on the nodes reads a text as the fine-tunings of the benchmark do."""
+    model, options = load_model(folder, "cpu"), replace(OPTIONS, special_tokens="bos-eos")
+    with model.load(moved(folder)) as loaded:
+        rows = [row for row, _ in loaded.rows(TEXTS, options, rng())]
+        plain = [row for row, _ in loaded.rows(TEXTS, OPTIONS, rng())]
+    server = Downstream(folder, length=12, special_tokens="bos-eos")
+    assert rows == server.encode(TEXTS) != plain
+    bos, eos = server.tokenizer.bos_token_id, server.tokenizer.eos_token_id
+    assert rows[0][0] == bos and rows[0][-1] == eos and max(map(len, rows)) == 12
 
 
 def test_chosen_layers_alone_are_trained(folder: Path) -> None:

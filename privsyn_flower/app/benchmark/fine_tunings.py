@@ -15,6 +15,7 @@ import numpy as np
 
 from privsyn_flower.app.benchmark.names import METHODS, PAIRS, RANDOM_PUBLIC, steps_of
 from privsyn_flower.app.benchmark.private import Sets
+from privsyn_flower.common.arrays import F64
 from privsyn_flower.common.progress import Progress, Steps, silent
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig, split_list
@@ -155,36 +156,24 @@ def classification(
     head of random weights: it shows what knowing nothing gives. `majority` needs no model
     (POPri, section 5: epsilon = 0 on OpenReview). start: a classifier that all begin with.
     """
-    options, classes = config.evaluation, config.classes
+    options = config.evaluation
 
     def classifier(folder: str | Path) -> Classifier:
         length, device = options.sequence_length, config.models.device
-        return Classifier(folder, classes, length=length, device=device, seed=config.seed)
+        return Classifier(folder, config.classes, length=length, device=device, seed=config.seed)
 
     model = classifier(start or downstream)
-
-    def encoded(texts: Sequence[str]) -> Examples:
-        return model.encode(texts, [label_of(text) for text in texts])
-
     public = model.encode(federation.public(), federation.public_labels())
     steps = steps or steps_of(config, progress, [])
     with _choosing(config, steps):
         rate, tried = rehearse_classes(config, model, public, progress, work)
     tuning = replace(tuning_of(config), learning_rate=rate, texts=True)
-    held_out = {user: encoded(own) for user, own in federation.held_out(options.on).items()}
+    held_out = {user: _labelled(model, t) for user, t in federation.held_out(options.on).items()}
     choice: Examples | None = None
     if options.checkpoint == "development":
-        own_text = federation.held_out("development").values()
-        choice = encoded([text for own in own_text for text in own])
-    sets = {name: encoded(own) for name, own in training_sets(federation, synthetic, ()).items()}
-    if options.compares(RANDOM_PUBLIC):
-        sets = {"random_public": public} | sets
-    if not sets["private"]:
-        key, named = config.labels
-        raise ConfigError(
-            f"{key} = {named!r}: none of the users' texts is of these classes (data.label-column = "
-            f"{config.data.label_column!r}): name those that they have"
-        )
+        users = federation.held_out("development").values()
+        choice = _labelled(model, [text for own in users for text in own])
+    sets = _example_sets(config, federation, model, synthetic, public)
     model.reset()
     sums = {"pretrained": model.user_sums(held_out)}
     commonest = np.bincount([example.label for example in sets["private"]]).argmax()
@@ -204,21 +193,51 @@ def classification(
         work=work,
         begun=lambda name: steps.task(METHODS[name]),
     )
-    names = [name for name in METHODS if name in sums]
-    pairs = [pair for pair in PAIRS if set(pair) <= set(sums)]
     if keep is not None:
-        save_user_sums(keep, held_out, {"accuracy": {n: right(sums[n]) for n in names}})
-    found = scores({n: sums[n] for n in names}, pairs, config.seed, resamples=options.bootstrap)
+        named = {name: right(sums[name]) for name in METHODS if name in sums}
+        save_user_sums(keep, held_out, {"accuracy": named})
     counts = {name: len(sets[name]) for name in sets if name in sums}
     return {
         "held_out_users": len(held_out),
-        "held_out_texts": int(sums["private"].sum()),
-        "classes": classes,
-        "methods": {name: METHODS[name] for name in names},
         "training_texts": counts,
         "steps_per_fine_tuning": {name: tuning.steps_of(n) for name, n in counts.items()},
         "learning_rate": rate,
         "learning_rate_trials": tried,
+        **_class_figures(config, sums),
+    }
+
+
+def _labelled(model: Classifier, texts: Sequence[str]) -> Examples:
+    return model.encode(texts, [label_of(text) for text in texts])
+
+
+def _example_sets(
+    config: RunConfig, federation: Federation, model: Classifier, synthetic: Sets, public: Examples
+) -> dict[str, Examples]:
+    """`training_sets` with their labels. Raises ConfigError where no user's text is of a class."""
+    own = training_sets(federation, synthetic, ())
+    sets = {name: _labelled(model, texts) for name, texts in own.items()}
+    if config.evaluation.compares(RANDOM_PUBLIC):
+        sets = {"random_public": public} | sets
+    if not sets["private"]:
+        key, named = config.labels
+        raise ConfigError(
+            f"{key} = {named!r}: none of the users' texts is of these classes (data.label-column = "
+            f"{config.data.label_column!r}): name those that they have"
+        )
+    return sets
+
+
+def _class_figures(config: RunConfig, sums: Mapping[str, F64]) -> dict[str, Any]:
+    """Accuracy and macro-F1 from held-out users' confusion counts, by the names in METHODS."""
+    names = [name for name in METHODS if name in sums]
+    pairs = [pair for pair in PAIRS if set(pair) <= set(sums)]
+    resamples = config.evaluation.bootstrap
+    found = scores({n: sums[n] for n in names}, pairs, config.seed, resamples=resamples)
+    return {
+        "held_out_texts": int(sums["private"].sum()),
+        "classes": config.classes,
+        "methods": {name: METHODS[name] for name in names},
         **figures("accuracy", found["accuracy"]),
         **figures("macro_f1", found["macro_f1"]),
     }

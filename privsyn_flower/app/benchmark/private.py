@@ -5,6 +5,7 @@ With `benchmark.py` and `fine_tunings.py` the ONLY file that opens such text out
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
-from privsyn_flower.data import EmbeddingCache, Federation
+from privsyn_flower.data import EmbeddingCache, Federation, label_of
 from privsyn_flower.data.caches import classes_of
 from privsyn_flower.evaluation.duplicates import near_duplicates
 from privsyn_flower.evaluation.metrics import (
@@ -27,6 +28,39 @@ from privsyn_flower.evaluation.metrics import (
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.votes import shard_votes
 from privsyn_flower.text.protocols import Embedder
+
+logger = logging.getLogger("privsyn_flower")
+
+
+def check_classes(config: RunConfig, federation: Federation) -> None:
+    """Whether held-out users' texts are of the public classes, before anybody is asked.
+
+    Raises ConfigError where none is, and for a class that they write with other letters or spaces
+    alone; names a class that none of them has in a warning. What else they are labelled is not
+    told. For a run with `benchmark`.
+    """
+    held_out = federation.held_out(config.evaluation.on)
+    if not held_out:
+        return  # of which `server_apps.readiness` tells
+    there = {label_of(text) for own in held_out.values() for text in own} - {""}
+    missing = [name for name in config.classes if name not in there]
+    alike = {_plain(label) for label in there}
+    misspelt = [name for name in missing if _plain(name) in alike]
+    key, named = config.labels
+    if misspelt or (missing and len(missing) == len(config.classes)):
+        what = "has other letters or spaces in" if misspelt else "is the label of none of"
+        raise ConfigError(
+            f"{key} = {named!r}: {', '.join(map(repr, misspelt or missing))} {what} held-out "
+            f"users' texts (data.label-column = {config.data.label_column!r}): name classes as "
+            "they stand there"
+        )
+    if missing:
+        told = ", ".join(map(repr, missing))
+        logger.warning("%s = %r: no held-out text is of class %s", key, named, told)
+
+
+def _plain(label: str) -> str:
+    return "".join(label.split()).casefold()
 
 
 class Private:

@@ -98,6 +98,45 @@ def _table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@data_app.command()
+def clusters(
+    place: Annotated[str, typer.Argument(help="hub:NAME#SPLIT, or a file with --public")],
+    user_column: UserColumn = "user_id",
+    text_column: Annotated[str, typer.Option()] = "text",
+    label_column: Annotated[str, typer.Option(help="A colour for each label.")] = "",
+    beside: Annotated[
+        Path | None, typer.Option(help="jsonl of further texts: a run's synthetic.jsonl.")
+    ] = None,
+    embedder: Annotated[str, typer.Option(help="As models.embedder.")] = "minilm",
+    texts: Annotated[int, typer.Option(min=8, help="Drawn at random of all.")] = 2000,
+    seed: Annotated[int, typer.Option()] = 0,
+    public: Annotated[bool, typer.Option(help="The file's text is public.")] = False,
+    picture: Annotated[Path, typer.Option()] = Path("clusters.png"),
+) -> None:
+    """Draw where the texts of a PUBLIC data set lie, by t-SNE of their embeddings."""
+    from privsyn_flower.data.text_files import grouped_by_label
+    from privsyn_flower.data.values import Columns
+    from privsyn_flower.evaluation.clusters import chosen, draw_clusters
+    from privsyn_flower.runs import read_jsonl
+    from privsyn_flower.text.embedders import load_embedder
+
+    if not (public or place.startswith("hub:")):
+        raise fail(
+            f"PLACE = {place!r}: a picture shows where each text lies, and a file may be private; "
+            "if its text is public, as a benchmark's is, add --public"
+        )
+    with failing(ValueError, RuntimeError, MemoryError):
+        groups = grouped_by_label(place, Columns(user_column, text_column, label_column))
+        if beside is not None:
+            groups[str(beside)] = [row["text"] for row in read_jsonl(beside)]
+        shown = chosen(groups, texts, seed)
+        caption = f"{place}: t-SNE of {embedder}"
+        draw_clusters(shown, load_embedder(embedder), picture, caption=caption)
+    for name, own in shown.items():
+        typer.echo(f"{name}: {len(own):,} of {len(groups[name]):,} texts")
+    typer.echo(str(picture))
+
+
 @data_app.command("c4-sites")
 def c4_sites(
     folder: Annotated[Path, typer.Argument()] = Path("data/pretext"),

@@ -22,10 +22,11 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.curve import figures, gains
 from privsyn_flower.server_apps.methods.recipe import Recipe, sampler_of
 from privsyn_flower.server_apps.methods.stages import Task, models_to_make, scoring
+from privsyn_flower.server_apps.selection import check_sequences
 from privsyn_flower.strategies.evaluation.config import MeasureConfig
 from privsyn_flower.strategies.evaluation.strategy import Caps, evaluate
-from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
-from privsyn_flower.text.models.parameters import ParametersError, longest_sequence, read_model
+from privsyn_flower.text.models.lm_metrics import base_folder
+from privsyn_flower.text.models.parameters import ParametersError, read_model
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, same_tokens
 
 logger = logging.getLogger("privsyn_flower")
@@ -97,7 +98,7 @@ class Evaluation(Recipe[Folders]):
             raise ConfigError(fault)
         with self.run.clock("models"):
             self.base = base_folder(self.models.folder("downstream"))
-            _check_length(self.config, self.base)
+            check_sequences(self.config, self.base, evaluates=True)
             return self.strategy(self.folder)
 
     def strategy(self, folder: RunFolder) -> Folders:
@@ -137,6 +138,7 @@ class Evaluation(Recipe[Folders]):
             max_loss=own.max_loss,
             sequence_length=self.config.evaluation.sequence_length,
             gap=own.gap,
+            special_tokens=self.config.evaluation.special_tokens,
         )
         try:
             found = evaluate(
@@ -170,15 +172,6 @@ class Evaluation(Recipe[Folders]):
 
     def figures(self, strategy: Folders) -> dict[str, Any]:
         return {MEASURED: self.measured}
-
-
-def _check_length(config: RunConfig, base: Path) -> None:
-    length, most = config.evaluation.sequence_length, min(longest_sequence(base), BATCH_TOKENS)
-    if length > most:
-        raise ConfigError(
-            f"evaluation.sequence-length = {length}: an evaluation on the nodes takes at most "
-            f"{most} tokens with models.downstream = {base}"
-        )
 
 
 RECIPE = Evaluation

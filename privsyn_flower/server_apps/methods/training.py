@@ -54,14 +54,14 @@ from privsyn_flower.server_apps.methods.stages import (
 )
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import is_deployment
-from privsyn_flower.server_apps.selection import evaluation_caps
+from privsyn_flower.server_apps.selection import check_sequences, evaluation_caps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.cohort import Cohort
 from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.evaluation.strategy import evaluate
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
-from privsyn_flower.text.models.parameters import longest_sequence, pack_parameters
+from privsyn_flower.text.models.lm_metrics import base_folder
+from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.text.models.pretrained import classes_in
 from privsyn_flower.training import LocalTraining
 
@@ -157,22 +157,13 @@ class Training(Updating, Recipe[TrainingStrategy]):
     def begin(self) -> TrainingStrategy:
         with self.run.clock("models"):
             self.downstream = base_folder(self.models.folder("downstream"))
-            self._check_length()
+            evaluates = self.config.training.evaluations > 0
+            check_sequences(self.config, self.downstream, evaluates=evaluates)
         with self.run.clock("public"):
             self.start = self._public_start()
             remember_start(self.folder, self.start)
             self.curve = Curve(self.config, self.run.session, self.start)
             return self.strategy(self.folder)
-
-    def _check_length(self) -> None:
-        length, longest = self.config.evaluation.sequence_length, longest_sequence(self.downstream)
-        if self.config.training.evaluations:
-            longest = min(longest, BATCH_TOKENS)
-        if length > longest:
-            raise ConfigError(
-                f"evaluation.sequence-length = {length}: models.downstream = {self.downstream} "
-                f"takes at most {longest} tokens here"
-            )
 
     def _public_start(self) -> Path:
         """The base of the private training: nodes have it, and only what is trained travels."""
@@ -406,6 +397,7 @@ def local_training(config: RunConfig) -> LocalTraining:
             batch_size=training.batch_size,
             max_steps=config.local_steps,
             sequence_length=config.evaluation.sequence_length,
+            special_tokens=config.evaluation.special_tokens,
             seed=config.seed,
         )
     except ValueError as error:

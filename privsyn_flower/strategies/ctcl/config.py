@@ -158,7 +158,7 @@ class CtclConfig(MethodTable):
 
     def check(self, config: CommonConfig) -> None:
         """What CTCL needs of the other tables."""
-        if self.labels and not config.data.label_column:
+        if self.labels and not config.data.labelled:
             raise ValueError(
                 f"ctcl.labels = {self.labels!r} needs data.label-column, where classes stand"
             )

@@ -24,7 +24,8 @@ from privsyn_flower.strategies.engine.cohort import Cohort
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS
+from privsyn_flower.text.models.batches import SpecialTokens
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, check_special_tokens
 from privsyn_flower.text.models.parameters import (
     MOST_MODELS,
     Parameters,
@@ -44,11 +45,11 @@ class Caps:
     max_tokens: predicted tokens of one user that count, the first ones. Near what a typical
     user holds: a higher cap makes everybody's share of the norm smaller. max_loss: nats of one
     token; log of the vocabulary is what a model that knows nothing loses. sequence_length:
-    tokens of one text. bound: L2 norm of the joint clip; 0 for sqrt(1 + 2 models), which never
-    clips. A smaller one adds less noise, and weighs users with much text less. gap: above 0,
-    models after the first are told as their difference from it, cut at this share of a user's
-    tokens and of max_loss nats; differences have 1 / gap times less noise then. 0.1 is right for
-    checkpoints of one training.
+    tokens of one text. special_tokens: around it (`text.models.batches.encode`). bound: L2 norm of
+    the joint clip; 0 for sqrt(1 + 2 models), which never clips. A smaller one adds less noise, and
+    weighs users with much text less. gap: above 0, models after the first are told as their
+    difference from it, cut at this share of a user's tokens and of max_loss nats; differences have
+    1 / gap times less noise then. 0.1 is right for checkpoints of one training.
     """
 
     max_tokens: int = 512
@@ -56,6 +57,7 @@ class Caps:
     sequence_length: int = 64
     bound: float = 0.0
     gap: float = 0.0
+    special_tokens: SpecialTokens = "tokenizer"
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def evaluation_query(models: Mapping[str, Parameters], *, fingerprint: str, caps
             "max-loss": caps.max_loss,
             "sequence-length": caps.sequence_length,
             "gap": caps.gap,
+            "special-tokens": caps.special_tokens,
         },
         extra=dict(zip(model_names(len(models)), packed, strict=True)),
     )
@@ -192,6 +195,7 @@ def evaluate(
         raise ValueError(
             f"sequence_length = {caps.sequence_length} is above {base}'s {longest_sequence(base)}"
         )
+    check_special_tokens(base, caps.special_tokens)
     strategy = FederatedEvaluation(given, fingerprint=folder_fingerprint(base), caps=caps)
     session.ask(strategy, phase, name=name, last=last, cohort=cohort)
     released = np.array(strategy.released)

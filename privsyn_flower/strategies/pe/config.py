@@ -58,7 +58,7 @@ class PeConfig(EvolutionConfig, MethodTable):
 
     def check(self, config: CommonConfig) -> None:
         """And there is no rival beside it."""
-        self.check_labels(config.data.label_column)
+        self.check_labels(config.data)
         if config.evaluation.rival:
             raise ValueError(
                 f"evaluation.rival = {config.evaluation.rival!r} is simulated beside method = "

@@ -100,7 +100,7 @@ class PopriConfig(MethodTable):
                 f"data.public-validation = {config.data.public_validation}: choosing by public "
                 "text (popri.checkpoint, popri.select) needs at least 2 texts"
             )
-        if self.labels and not config.data.label_column:
+        if self.labels and not config.data.labelled:
             raise ValueError("popri.labels needs data.label-column, where a text's class stands")
         if config.generation.backend == "openai":
             raise ValueError(

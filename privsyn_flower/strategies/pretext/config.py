@@ -16,7 +16,7 @@ class PreTextConfig(EvolutionConfig, MethodTable):
 
     def check(self, config: CommonConfig) -> None:
         """What classes need of the data."""
-        self.check_labels(config.data.label_column)
+        self.check_labels(config.data)
 
 
 METHODS = (

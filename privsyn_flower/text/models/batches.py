@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -14,18 +14,42 @@ if TYPE_CHECKING:
     import torch
 
 Row = TypeVar("Row")
+SpecialTokens = Literal["tokenizer", "bos-eos"]
 
 WINDOW = 4096  # texts sorted by length at a time: little padding, still a shuffled order
 IGNORED = -100  # label of a position that carries no loss
 
 
-def encode(tokenizer: Any, texts: Sequence[str], length: int) -> list[list[int]]:
-    """Texts -> ids with the tokenizer's own special tokens, tokenised once, cut to `length`."""
+def encode(
+    tokenizer: Any, texts: Sequence[str], length: int, special_tokens: SpecialTokens = "tokenizer"
+) -> list[list[int]]:
+    """Texts -> ids, tokenised once, cut to `length`.
+
+    special_tokens: what the tokenizer itself puts around a text, or one BOS before it and one EOS
+    behind it, as PrE-Text's and POPri's code for DistilGPT2 (a cut text has no EOS; one without a
+    token is empty). Raises ValueError as `bos_and_eos` does.
+    """
     if not texts:
         return []
-    given = as_read(tokenizer, texts)
-    rows: list[list[int]] = tokenizer(given, truncation=True, max_length=length)["input_ids"]
-    return rows
+    given, own = as_read(tokenizer, texts), special_tokens == "tokenizer"
+    rows: list[list[int]] = tokenizer(
+        given, add_special_tokens=own, truncation=True, max_length=length
+    )["input_ids"]
+    if own:
+        return rows
+    bos, eos = bos_and_eos(tokenizer)
+    return [[bos, *ids, eos][:length] if ids else [] for ids in rows]
+
+
+def bos_and_eos(tokenizer: Any) -> tuple[int, int]:
+    """Both ids. Raises ValueError for a tokenizer that lacks one."""
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if bos is None or eos is None:
+        raise ValueError(
+            "evaluation.special-tokens = 'bos-eos': the tokenizer of models.downstream has no BOS "
+            "or no EOS; set it to 'tokenizer'"
+        )
+    return bos, eos
 
 
 def as_read(tokenizer: Any, texts: Sequence[str]) -> list[str]:

@@ -21,6 +21,8 @@ from privsyn_flower.text.conditions import Pair, encode_pairs, encode_sources, e
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.batches import (
     IGNORED,
+    SpecialTokens,
+    bos_and_eos,
     causal_loss,
     class_loss,
     decoder_start,
@@ -97,17 +99,25 @@ class Scorer:
             return base + tensor(name + UP) @ tensor(name + DOWN)
         return base
 
-    def encode(self, texts: Sequence[str], *, max_tokens: int, length: int) -> list[list[int]]:
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        max_tokens: int,
+        length: int,
+        special_tokens: SpecialTokens = "tokenizer",
+    ) -> list[list[int]]:
         """One user's texts -> ids, in order, until max_tokens tokens are to be predicted.
 
-        A text is tokenised once and cut to `length` tokens; a row of n has n - 1 to predict.
+        A text is tokenised once and cut to `length` tokens, the special ones counted (see
+        `batches.encode`); a row of n has n - 1 to predict.
         """
         rows: list[list[int]] = []
         left = max_tokens
         for text in texts:
             if left == 0:
                 break
-            (row,) = encode(self.tokenizer, [text], min(length, left + 1))
+            (row,) = encode(self.tokenizer, [text], min(length, left + 1), special_tokens)
             self.check(row)
             if len(row) > 1:
                 rows.append(row)
@@ -213,6 +223,12 @@ def base_folder(name: str) -> Path:
         raise ModelUnavailableError(
             f"downstream = {name!r} is no model folder, and no hub model on this machine"
         ) from error
+
+
+def check_special_tokens(folder: Path, special_tokens: SpecialTokens) -> None:
+    """Raises ValueError where the folder's tokenizer has no such tokens."""
+    if special_tokens == "bos-eos":
+        bos_and_eos(load_tokenizer(folder, "downstream"))
 
 
 def load_scorer(folder: Path, device: str) -> Scorer:

@@ -19,7 +19,12 @@ from privsyn_flower.app.benchmark.feedback import (
 )
 from privsyn_flower.app.benchmark.fine_tunings import classification, next_token
 from privsyn_flower.app.benchmark.names import METHODS, NOTE, note, steps_of
-from privsyn_flower.app.benchmark.private import Private, distance_to_development, distances
+from privsyn_flower.app.benchmark.private import (
+    Private,
+    check_classes,
+    distance_to_development,
+    distances,
+)
 from privsyn_flower.common.progress import silent
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation, LabelledText, prepare
@@ -460,6 +465,26 @@ def test_classes_that_nobody_s_texts_have_are_named(setting, labelled):
     config = RunConfig.from_flat({**config, "popri.labels": "one, other"})
     with pytest.raises(ConfigError, match=r"popri.labels = 'one, other': none of the users' texts"):
         classification(config, labelled.federation, setting.downstream, labelled.sets)
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ("Priv, pub", "'Priv' has other letters or spaces in held-out"),
+        ("p ub, priv", "'p ub' has other letters"),
+        ("one, other", "'one', 'other' is the label of none of held-out"),
+        ("priv, pub, third", ""),
+        ("priv, pub", ""),
+    ],
+)
+def test_a_misspelt_class_is_named_before_anybody_is_asked(labelled, labels, told, caplog):
+    config = RunConfig.from_flat({**labelled.config.flat(), "popri.labels": labels})
+    if told:
+        with pytest.raises(ConfigError, match=rf"popri.labels = '{labels}': {told}"):
+            check_classes(config, labelled.federation)
+    else:
+        check_classes(config, labelled.federation)
+    assert ("no held-out text is of class 'third'" in caplog.text) == ("third" in labels)
 
 
 def test_public_labels_make_a_baseline_and_choose_the_rate(setting, labelled, monkeypatch):

@@ -28,6 +28,7 @@ from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.runs import write_json
 
 MEASURES = ("accuracy", "loss", "macro_f1")
+UNPROTECTED = ("private", "majority")  # references that read private text without noise
 # From here on an observer's odds about a user may change by a factor of half a billion (e^20).
 NO_GUARANTEE = 20.0
 Bounds = tuple[float, float]
@@ -57,14 +58,14 @@ class Line:
     def trust(self) -> str:
         """The table that it belongs to."""
         if self.reference:
-            return NONE if self.reference == "private" else NO_QUERIES
+            return NONE if self.reference in UNPROTECTED else NO_QUERIES
         return trust_of(self.runs[0].summary or {})
 
     @property
     def guaranteed(self) -> bool:
         """Whether its epsilon promises anything; a reference to public text needs none."""
         if self.reference:
-            return self.reference != "private"
+            return self.reference not in UNPROTECTED
         return self.trust != NONE and self.epsilon < NO_GUARANTEE
 
     @property
@@ -160,6 +161,16 @@ def estimate(line: Line, measure: str) -> Estimate | None:
     return Estimate(
         statistics.mean(values), users, _bounds(over_seeds(values)), len(values), kept is not None
     )
+
+
+def perplexity(loss: Estimate) -> Estimate:
+    """e to a loss in nats a token, and to its bounds (CTCL, Table 5): over seeds, of their mean."""
+    users, seeds = (own and (_exp(own[0]), _exp(own[1])) for own in (loss.users, loss.seeds))
+    return replace(loss, value=_exp(loss.value), users=users, seeds=seeds)
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
 
 
 def differences(grid: GridConfig, lines: Sequence[Line]) -> list[Difference]:

@@ -31,6 +31,7 @@ MARKERS = "os^Dv<>P"
 DARK = "#8a8a8a"
 REFERENCES = {
     "pretrained": (":", "1"),
+    "majority": (":", "_"),
     "start": (":", "4"),
     "random_public": ("--", "2"),
     "private": ("-.", "3"),

@@ -7,7 +7,7 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from privsyn_flower.app.cli.compare.cells import Outcome
@@ -20,12 +20,13 @@ from privsyn_flower.app.cli.compare.estimates import (
     by_trust,
     crossings,
     estimate,
+    perplexity,
 )
 from privsyn_flower.app.report.summaries import DISTRIBUTED, LOCAL, NO_QUERIES, NONE, TRUSTED
 from privsyn_flower.app.report.tables import COLUMNS
 from privsyn_flower.config.grid import GridConfig, Point
 
-DIGITS = {"accuracy": 4, "macro_f1": 4, "loss": 3}
+DIGITS = {"accuracy": 4, "macro_f1": 4, "loss": 3, "perplexity": 1}
 ORDER = (DISTRIBUTED, TRUSTED, LOCAL, NO_QUERIES, NONE)
 COVERED = (
     "Accuracy and loss are measured with private and held-out text and not covered by epsilon. "
@@ -184,6 +185,10 @@ def _cell(own: Estimate, measure: str) -> str:
     if own.users:
         parts.append(f"users{'' if own.exact else '~'} {_between(own.users, digits)}")
     parts.append(f"seeds {_between(own.seeds, digits)}" if own.seeds else "one seed")
+    if measure == "loss":
+        said = perplexity(own)
+        users = f" {_between(said.users, DIGITS['perplexity'])}" if said.users else ""
+        parts.append(f"perplexity {said.value:.{DIGITS['perplexity']}f}{users}")
     return "<br>".join(parts)
 
 
@@ -284,9 +289,17 @@ def table_csv(lines: Sequence[Line]) -> str:
             "guarantee": line.guaranteed, "trust": line.trust, **_mean_costs(line),
         }
         for line in lines
-        for measure in MEASURES
-        if (own := estimate(line, measure)) is not None
+        for measure, own in _estimates(line)
     )  # fmt: skip
+
+
+def _estimates(line: Line) -> Iterator[tuple[str, Estimate]]:
+    """Every measure that a row has, the perplexity behind the loss."""
+    for measure in MEASURES:
+        if (own := estimate(line, measure)) is not None:
+            yield measure, own
+            if measure == "loss":
+                yield "perplexity", perplexity(own)
 
 
 def differences_csv(differences: Sequence[Difference]) -> str:

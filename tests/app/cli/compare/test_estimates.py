@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from privsyn_flower.app.cli.compare.cells import Cell, Outcome
 from privsyn_flower.app.cli.compare.details import details
 from privsyn_flower.app.cli.compare.estimates import (
     Difference,
+    Estimate,
     Line,
     completed,
     crossings,
@@ -27,6 +29,7 @@ from privsyn_flower.app.cli.compare.estimates import (
     load_pairs,
     numeric,
     paired,
+    perplexity,
     place,
 )
 from privsyn_flower.app.cli.compare.figures import draw, plain
@@ -210,6 +213,8 @@ def test_what_an_epsilon_is_worth(
     result, private = lines_of(grid, [run])
     assert (result.trust, result.guaranteed, result.stated_epsilon) == (trust, guaranteed, stated)
     assert (private.trust, private.guaranteed) == (NONE, False)
+    majority = Line(grid.methods[0], "majority", point, [run])  # of the private texts' classes
+    assert (majority.trust, majority.guaranteed) == (NONE, False)
 
 
 def test_tables_of_one_grid(tmp_path: Path) -> None:
@@ -231,6 +236,21 @@ def test_tables_of_one_grid(tmp_path: Path) -> None:
     assert table_csv([]) == ""
     own = details(grid.methods[0], lines, "make x")
     assert "| (b) | 0.2100 [0.2000, 0.2200] |" in own and "Measured by `make x`" in own
+
+
+def test_perplexity_stands_beside_the_loss() -> None:
+    """e to the loss and to its bounds, however large."""
+    grid = grid_of(["250"])
+    runs = [outcome(grid.methods[0], {"users": "250"}, seed, 0.2) for seed in (0, 1)]
+    for run, loss in zip(runs, (3.0, 3.05), strict=True):
+        benchmark: Any = run.benchmark
+        benchmark |= {"loss": {"synthetic": loss}, "loss_interval": {"synthetic": [2.9, 3.2]}}
+    (line,) = (own for own in lines_of(grid, runs) if not own.reference)
+    page = markdown(grid, [line], [], runs)
+    assert "3.025<br>users~ [2.900, 3.200]" in page and "perplexity 20.6 [18.2, 24.5]" in page
+    row = next(r for r in table_csv([line]).splitlines() if ",perplexity," in r)
+    assert [float(x) for x in row.split(",")[4:7]] == pytest.approx(np.exp([3.025, 2.9, 3.2]))
+    assert perplexity(Estimate(1e9, None, None, 1)).value < math.inf
 
 
 def test_a_control_of_some_points_has_a_dash_at_the_others() -> None:
