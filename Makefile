@@ -77,11 +77,14 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-wheel: install  ## dist/: the source distribution and the wheel, tried in an environment of its own
+wheel: install  ## dist/: three packages, each wheel tried in an environment of its own
 	rm -rf dist
 	$(BIN)/python -m build
+	$(BIN)/python -m build --wheel --outdir dist packages/models
+	$(BIN)/python scripts/secagg_package.py build/secagg
+	$(BIN)/python -m build --outdir dist build/secagg
 	$(BIN)/python -m twine check --strict dist/*
-	$(BIN)/python scripts/check_wheel.py dist
+	$(BIN)/python -m scripts.check_wheel dist
 
 hub: install  ## build/hub: the Flower Hub bundle, its rules checked, built by Flower and loaded
 	$(BIN)/python scripts/hub_bundle.py build/hub/privsyn-flower
