@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privsyn_flower.common.assets import asset, lacking
+from privsyn_flower.common.python_path import asset, lacking
 from privsyn_flower.config import ConfigError, ModelsConfig, RunConfig, cache_folder
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.stages import to_import

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.common.assets import asset
+from privsyn_flower.common.python_path import asset
 from privsyn_flower.text import encoders
 from privsyn_flower.text.embedders import (
     ModelUnavailableError,
@@ -167,7 +167,7 @@ def test_an_app_that_flower_carried_finds_the_installed_assets(
     """A FAB holds code alone, and stands first on the path."""
     found = shipped("minilm")
     assert found is not None
-    monkeypatch.setattr("privsyn_flower.common.assets.PACKAGE", tmp_path / "privsyn_flower")
+    monkeypatch.setattr("privsyn_flower.common.python_path.PACKAGE", tmp_path / "privsyn_flower")
     assert shipped("minilm") == found
     manifest = asset(MANIFEST)  # where the tiny models are looked up
     assert manifest is not None and manifest.parent == found.parent == PACKAGE_ASSETS

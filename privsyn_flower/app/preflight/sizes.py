@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from privsyn_flower.common.assets import asset
+from privsyn_flower.common.python_path import asset
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.text.embedders import (
     MINILM,

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.common.assets import PACKAGE, asset, lacking
 from privsyn_flower.common.files import file_digest
-from privsyn_flower.common.python_path import canonical
+from privsyn_flower.common.python_path import PACKAGE, asset, canonical, lacking
+from privsyn_flower.common.files import file_digest
+from privsyn_flower.common.python_path import PACKAGE, asset, canonical
 
 MANIFEST = "MANIFEST.json"
 FURTHER = "further"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.common.assets import asset
+from privsyn_flower.common.python_path import asset
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.readiness import faults
 from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, AssetError, find_asset
@@ -23,7 +23,7 @@ def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in PACKAGE_ASSETS.iterdir():
         if path.name not in LARGE:
             (assets / path.name).symlink_to(path)
-    monkeypatch.setattr("privsyn_flower.common.assets.PACKAGE", assets.parent)
+    monkeypatch.setattr("privsyn_flower.common.python_path.PACKAGE", assets.parent)
     others = [place for place in sys.path if not (Path(place) / "privsyn_flower").is_dir()]
     monkeypatch.setattr("sys.path", [str(tmp_path), *others])
     return tmp_path
