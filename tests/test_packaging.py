@@ -24,6 +24,7 @@ from scripts.check_wheel import (
     package_files,
     wanted_files,
 )
+from scripts.site_versions import add
 
 ROOT = Path(__file__).parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -192,6 +193,19 @@ def test_the_larger_models_are_in_one_wheel_of_two() -> None:
     excluded = build["targets"]["wheel"]["exclude"]
     for name in LARGE:
         assert any(fnmatch(f"/privsyn_flower/assets/{name}", pattern) for pattern in excluded)
+
+
+def test_the_site_has_a_menu_of_its_versions(tmp_path: Path) -> None:
+    built, site = tmp_path / "html", tmp_path / "site"
+    (built / "_static").mkdir(parents=True)
+    (site / "other").mkdir(parents=True)
+    for version in ("0.2.0", "0.10.0", "0.9.0", "0.10.0"):  # once more, in place of the same
+        (built / "index.html").write_text(version)
+        add(built, site, version)
+    assert (site / "versions.js").read_text() == 'const VERSIONS = ["0.10.0", "0.9.0", "0.2.0"];\n'
+    assert (site / "0.9.0" / "index.html").read_text() == "0.9.0"
+    assert "url=0.10.0/index.html" in (site / "index.html").read_text()
+    assert '"versions.js"' in (ROOT / "docs" / "conf.py").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""Python packages: one spelling of a name, and how a Python that we start runs this package."""
+"""Python packages: one spelling of a name, how a Python that we start runs this package, and where
+the files that ship with it lie."""
 
 from __future__ import annotations
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from privsyn_flower.common.arrays import F32, F64, U64
-from privsyn_flower.common.python_path import asset, lacking
 from privsyn_flower.common.progress import Progress
-from privsyn_flower.common.python_path import asset
+from privsyn_flower.common.python_path import asset, lacking
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.text.encoders import OnnxEmbedder, SentenceEmbedder, check_texts, unit
 from privsyn_flower.text.fingerprints import (

@@ -16,8 +16,6 @@ from typing import Any
 
 from privsyn_flower.common.files import file_digest
 from privsyn_flower.common.python_path import PACKAGE, asset, canonical, lacking
-from privsyn_flower.common.files import file_digest
-from privsyn_flower.common.python_path import PACKAGE, asset, canonical
 
 MANIFEST = "MANIFEST.json"
 FURTHER = "further"
