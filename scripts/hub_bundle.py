@@ -35,7 +35,7 @@ LEFT_OUT = f"{PACKAGE}assets/"  # a part of a model would be a damaged one
 NOTE = """
 > This bundle holds code and no models: its first run trains the tiny ones, from public docstrings,
 > into the cache (`models.train-seconds` each). The shipped `small` models and the embedder
-> `minilm-int8` are in the wheel of privsyn-flower-models; a folder of them may be named by `assets`.
+> `minilm-int8` are in privsyn-flower-models; a folder of them may be named by `assets`.
 """
 LOAD = """
 import sys
