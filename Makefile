@@ -131,6 +131,7 @@ benchmarks: install  ## generation where `make vllm` has been run, an 8B model w
 	$(BIN)/python benchmarks/discrete_gaussian.py
 	$(BIN)/python benchmarks/secure_round.py
 	$(BIN)/python benchmarks/secure_sum.py
+	$(BIN)/python benchmarks/secagg_plus.py
 	$(BIN)/python benchmarks/messages.py
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/training_round.py
