@@ -82,11 +82,11 @@ lint: install
 
 wheel: install  ## dist/: three packages, each wheel tried in an environment of its own
 	rm -rf dist
-	$(BIN)/python -m build
-	$(BIN)/python -m build --wheel --outdir dist packages/models
+	$(BIN)/python -m build --outdir dist/privsyn-flower
+	$(BIN)/python -m build --wheel --outdir dist/privsyn-flower-models packages/models
 	$(BIN)/python scripts/secagg_package.py build/secagg
-	$(BIN)/python -m build --outdir dist build/secagg
-	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m build --outdir dist/privsyn-secagg build/secagg
+	$(BIN)/python -m twine check --strict dist/*/*
 	$(BIN)/python -m scripts.check_wheel dist
 
 hub: install  ## build/hub: the Flower Hub bundle, its rules checked, built by Flower and loaded

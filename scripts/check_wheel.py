@@ -124,7 +124,7 @@ def try_secagg(wheel: Path) -> None:
 
 def main(folder: Path) -> None:
     """Look at all wheels, then try them."""
-    wheels = {path.name.partition("-")[0]: path.resolve() for path in folder.glob("*.whl")}
+    wheels = {path.name.partition("-")[0]: path.resolve() for path in folder.rglob("*.whl")}
     wanted = wanted_files()
     if set(wheels) != set(wanted):
         sys.exit(f"{folder} has wheels of {sorted(wheels)}, expected {sorted(wanted)}")

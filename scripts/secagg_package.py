@@ -1,6 +1,6 @@
 """Write the package privsyn-secagg: the secure sum alone, from the files of this repository.
 
-    python scripts/secagg_package.py build/secagg && python -m build --outdir dist build/secagg
+    python scripts/secagg_package.py build/secagg && python -m build build/secagg
 
 The folder gets `privsyn_flower/summation.py` and every module that it imports, inside functions
 too, as the package `privsyn_secagg`, so that both can be installed side by side. Their text is the

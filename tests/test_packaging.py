@@ -97,11 +97,11 @@ def test_a_release_is_tried_before_it_is_published() -> None:
     # Nothing else runs where the wheel is made, and no index but PyPI's is asked.
     assert [run for run in built if run][1:] == [
         "python -m pip install -c constraints.txt build twine",
-        "python -m build",
-        "python -m build --wheel --outdir dist packages/models",
+        "python -m build --outdir dist/privsyn-flower",
+        "python -m build --wheel --outdir dist/privsyn-flower-models packages/models",
         "python scripts/secagg_package.py build/secagg",
-        "python -m build --outdir dist build/secagg",
-        "python -m twine check --strict dist/*",
+        "python -m build --outdir dist/privsyn-secagg build/secagg",
+        "python -m twine check --strict dist/*/*",
     ]
     assert "INDEX_URL" not in RELEASE.read_text("utf-8")
     tested = [step.get("run", "") for step in jobs["test"]["steps"]]
@@ -119,7 +119,10 @@ def test_only_the_job_that_publishes_may_and_it_runs_none_of_our_code() -> None:
     rights = {name: job.get("permissions") for name, job in release["jobs"].items()}
     assert rights.pop("publish") == {"id-token": "write"} and not any(rights.values())
     publish = release["jobs"]["publish"]
-    assert publish["environment"]["name"] == "pypi"
+    packages = publish["strategy"]["matrix"]["package"]
+    assert sorted(packages) == sorted(name.replace("_", "-") for name in wanted_files())
+    assert publish["environment"]["name"] == "pypi-${{ matrix.package }}"
+    assert publish["steps"][-1]["with"] == {"packages-dir": "dist/${{ matrix.package }}/"}
     names = [step["uses"].partition("@")[0] for step in publish["steps"]]
     assert names == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
     assert not any("run" in step for step in publish["steps"])
@@ -140,11 +143,11 @@ def test_the_wheel_is_checked_as_the_index_does() -> None:
     recipe = makefile.partition("\nwheel:")[2].partition("\n\n")[0]
     steps = [line.partition("$(BIN)/python ")[2] for line in recipe.splitlines()[2:]]
     assert steps == [
-        "-m build",
-        "-m build --wheel --outdir dist packages/models",
+        "-m build --outdir dist/privsyn-flower",
+        "-m build --wheel --outdir dist/privsyn-flower-models packages/models",
         "scripts/secagg_package.py build/secagg",
-        "-m build --outdir dist build/secagg",
-        "-m twine check --strict dist/*",
+        "-m build --outdir dist/privsyn-secagg build/secagg",
+        "-m twine check --strict dist/*/*",
         "-m scripts.check_wheel dist",
     ]
     matrix = yaml.safe_load(WORKFLOW.read_text("utf-8"))["jobs"]["make"]["strategy"]["matrix"]
