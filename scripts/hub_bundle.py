@@ -35,7 +35,7 @@ LEFT_OUT = f"{PACKAGE}assets/"  # a part of a model would be a damaged one
 NOTE = """
 > This bundle holds code and no models: its first run trains the tiny ones, from public docstrings,
 > into the cache (`models.train-seconds` each). The shipped `small` models and the embedder
-> `minilm-int8` are in the wheel; a folder of them may be named by `assets`.
+> `minilm-int8` are in privsyn-flower-models; a folder of them may be named by `assets`.
 """
 LOAD = """
 import sys
@@ -127,7 +127,7 @@ def dependencies(project: dict[str, Any], extra: str = "simulation") -> list[str
 def write(root: Path, folder: Path) -> None:
     """The bundle of a clone; a folder of an earlier call is replaced, any other is refused."""
     readme = folder / "README.md"
-    ours = readme.is_file() and NOTE in readme.read_text(encoding="utf-8")
+    ours = readme.is_file() and NOTE.partition(":")[0] in readme.read_text(encoding="utf-8")
     if folder.exists() and not ours and any(folder.iterdir()):
         sys.exit(f"{folder} is not of an earlier call: remove it, or name another folder")
     shutil.rmtree(folder, ignore_errors=True)

@@ -27,7 +27,7 @@ from privsyn_flower.evaluation.duplicates import (
     same_words,
     word_codes,
 )
-from privsyn_flower.text.embedders import MINILM_INT8, shipped
+from privsyn_flower.text.embedders import MINILM_INT8, minilm_package, shipped
 from privsyn_flower.text.fingerprints import TOKENIZER
 
 WORD_LIST = "English (MiniLM's vocabulary)"
@@ -151,8 +151,8 @@ def _listed(names: Sequence[str]) -> Bools:
 
 @functools.cache
 def _word_list() -> frozenset[str]:
-    """MiniLM's whole words; empty where the package's assets are not there."""
-    folder = shipped(MINILM_INT8)
+    """MiniLM's whole words; empty where neither package that has them is installed."""
+    folder = shipped(MINILM_INT8) or minilm_package()
     if folder is None:
         return frozenset()
     vocabulary = json.loads((folder / TOKENIZER).read_text("utf-8"))["model"]["vocab"]

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from privsyn_flower.common.python_path import asset, lacking
 from privsyn_flower.config import ConfigError, ModelsConfig, RunConfig, cache_folder, split_list
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.stages import to_import
@@ -24,7 +25,7 @@ from privsyn_flower.text.embedders import MINILM_INT8
 from privsyn_flower.text.fingerprints import FACTS
 from privsyn_flower.text.models.devices import resolve_device, training_device
 from privsyn_flower.text.models.packaged import INSTALL, SMOLLM2
-from privsyn_flower.text.tiny.assets import embedded
+from privsyn_flower.text.tiny.assets import RECIPES, embedded
 
 if TYPE_CHECKING:
     from privsyn_flower.server_apps.methods.recipe import Recipe
@@ -37,6 +38,7 @@ def faults(config: RunConfig) -> Iterator[str]:
     """Why the run could not end well here, a line each, without loading a model; never raises."""
     yield from libraries(config)
     yield from packages(config)
+    yield from larger_models(config)
     yield from device(config)
     yield from _nobody_held_out(config)
     yield from _classes_of_no_package(config)
@@ -172,6 +174,14 @@ def packages(config: RunConfig) -> Iterator[str]:
         from privsyn_flower.text.models.gguf_import import import_faults
 
         yield from import_faults(model, cache_folder(config), f"models.{kind} = {model.name!r}")
+
+
+def larger_models(config: RunConfig) -> Iterator[str]:
+    """Shipped models whose own package is not installed."""
+    for kind, name in used_models(config).items():
+        own = name if name == MINILM_INT8 else embedded(kind, name) if not config.assets else None
+        if own and asset(own) is None and own not in RECIPES:  # those a run can train
+            yield lacking(f"models.{kind} = {name!r}")
 
 
 def used_models(config: RunConfig) -> dict[str, str]:

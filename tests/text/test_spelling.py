@@ -21,7 +21,7 @@ def test_english_chats_and_docstrings_are_known(kind: str) -> None:
 
 @pytest.mark.parametrize("language", FOREIGN)
 def test_other_languages_are_not(language: str) -> None:
-    found = spelling(shipped_model("small-generator"), FOREIGN[language] * 12)
+    found = spelling(shipped_model("generator"), FOREIGN[language] * 12)
     assert found is not None and found.foreign and found.tokens_per_word > 2.3
     assert (found.unreadable_share > 0.85) == (language in ("Chinese", "Russian", "Arabic"))
 

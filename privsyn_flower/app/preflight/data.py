@@ -306,7 +306,7 @@ def _look(place: str, columns: Columns, key: str) -> Preview | None:
 
 
 KEY = "models.generator"
-ENGLISH = "small-generator"  # has read English alone: what its tokenizer knows is English
+ENGLISH = "generator"  # has read English alone: what its tokenizer knows is English
 
 
 def default_generator(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from privsyn_flower.common.python_path import asset
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.text.embedders import (
     MINILM,
     MINILM_HUB,
     MINILM_INT8,
-    MINILM_PACKAGE,
+    minilm_package,
     ngram_dimension,
     shipped,
 )
@@ -24,7 +24,7 @@ from privsyn_flower.text.models.pretrained import (
     hub_snapshot,
     local_folder,
 )
-from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, RECIPES, embedded
+from privsyn_flower.text.tiny.assets import RECIPES, embedded
 
 LSTM = "lstm"
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")  # keys of config.json
@@ -100,16 +100,16 @@ def size_of(kind: str, config: RunConfig) -> Size | None:
 def model_files(kind: str, name: str, config: RunConfig) -> Path | None:
     """A model's folder on this machine: named, shipped, or in the hub's cache. Loads nothing."""
     if place := embedded(kind, name):
-        folder = Path(config.assets or PACKAGE_ASSETS) / place
-        return folder if (folder / "config.json").is_file() else None
+        named = Path(config.assets) / place / "config.json" if config.assets else None
+        file = named or asset(f"{place}/config.json")
+        return file.parent if file and file.is_file() else None
     if (model := packaged(kind, name)) is not None:
         return imported(model, cache_folder(config))
     if kind == "embedder" and name == MINILM_INT8:
         return shipped(name)
     if kind == "embedder" and name == MINILM:
-        spec = importlib.util.find_spec(MINILM_PACKAGE)
-        if spec is not None and spec.origin is not None:
-            return Path(spec.origin).parent / "model"
+        if (folder := minilm_package()) is not None:
+            return folder
         name = MINILM_HUB
     try:
         return local_folder(name, f"models.{kind}") or hub_snapshot(name)

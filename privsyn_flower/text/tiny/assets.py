@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.common.files import file_digest
-from privsyn_flower.common.python_path import PACKAGE, asset, canonical
+from privsyn_flower.common.python_path import PACKAGE, asset, canonical, lacking
 
 MANIFEST = "MANIFEST.json"
 FURTHER = "further"
@@ -62,7 +62,7 @@ def find_asset(kind: str, folder: Path | None = None) -> Asset | None:
     """The shipped model in the folder `kind` (`embedded`), checked; None when there is none.
 
     folder: of the manifest, instead of the package's. Raises AssetError when a file is missing or
-    its hash is another.
+    its hash is another, or its package is not installed.
     """
     root = folder or PACKAGE_ASSETS
     try:
@@ -74,8 +74,12 @@ def find_asset(kind: str, folder: Path | None = None) -> Asset | None:
     entry = manifest["models"].get(kind)
     if entry is None:
         return None
+    place = folder / kind if folder else asset(kind)
+    if place is None and kind.startswith("small-"):
+        raise AssetError(lacking(f"models.{kind.removeprefix('small-')} = 'small'"))
+    place = place or root / kind
     for name, digest in entry["sha256"].items():
-        path = root / kind / name
+        path = place / name
         if not path.is_file() or file_digest(path) != digest:
             raise AssetError(
                 f"{path} is missing or does not have the sha256 of {MANIFEST}: reinstall the "
@@ -84,12 +88,13 @@ def find_asset(kind: str, folder: Path | None = None) -> Asset | None:
     digests = json.dumps(entry["sha256"], sort_keys=True)
     sides = manifest["packages"] | entry.get("packages", {})
     packages = {side: frozenset(names) for side, names in sides.items()}
-    return Asset(root / kind, hashlib.sha256(digests.encode()).hexdigest(), packages)
+    return Asset(place, hashlib.sha256(digests.encode()).hexdigest(), packages)
 
 
 def shipped_model(kind: str) -> Path:
-    """The folder of a language model in the wheel: "generator", "conditional" or "infiller" (a
-    million parameters each), or "small-generator" and so on (seven million).
+    """The folder of a language model that ships: "generator", "conditional" or "infiller" (a
+    million parameters each), or "small-generator" and so on (seven million, in the package
+    privsyn-flower-models).
 
     Raises AssetError when there is none of that name, or when a file of it is damaged.
     """
