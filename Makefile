@@ -15,7 +15,12 @@ SITE := -q -W --keep-going -d docs/_build/doctrees
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub lint format docs results assets app-config paper-configs benchmarks vllm test-vllm clean
+# More options of both `podman build`s: volumes with settings of pip, say, or a --build-arg.
+IMAGE_BUILD ?=
+DEBIAN := docker.io/library/debian:bookworm-slim
+IMAGE := privsyn-flower-
+
+.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub images image-test lint format docs results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -43,14 +48,18 @@ test: install browser  ## the whole suite, three files at a time
 fast: install  ## the fast part of the suite: nothing slow, no Flower runs
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not e2e and not slow"
 
+# torch alone stays pinned: its newest may bring gigabytes of CUDA to a machine without a GPU.
 newest:  ## the fast part with the newest versions that pyproject.toml allows, in .venv-newest
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e ".[all]"
+	grep '^torch==' constraints.txt > .venv-newest/constraints.txt
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-newest/constraints.txt torch
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -c .venv-newest/constraints.txt -e ".[all]"
 	.venv-newest/bin/python -m pytest -q -n 2 --dist worksteal -m "not e2e and not slow"
 
 oldest-flower:  ## real runs with the oldest Flower that pyproject.toml allows, in .venv-oldest
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	grep -v -e '^flwr==' -e '^uv==' constraints.txt > .venv-oldest/constraints.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt torch
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt "flwr==1.41.*" -e ".[all]"
 	.venv-oldest/bin/python -m pytest -q -n 2 --dist loadfile tests/secagg tests/protocol $(addprefix tests/end_to_end/test_,examples.py federation.py run.py)
 
@@ -85,6 +94,16 @@ wheel: install  ## dist/: the source distribution and the wheel, tried in an env
 
 hub: install  ## build/hub: the Flower Hub bundle, its rules checked, built by Flower and loaded
 	$(BIN)/python scripts/hub_bundle.py build/hub/privsyn-flower
+
+images:  ## both container images by deploy/Dockerfile, with podman (apt install podman mmdebstrap)
+# Without a registry Debian's packages make the same base.
+	podman image exists $(DEBIAN) || podman pull --quiet $(DEBIAN) \
+	|| mmdebstrap --quiet --variant=minbase bookworm - | podman import --quiet - $(DEBIAN)
+	for role in node server; do podman build --quiet $(IMAGE_BUILD) -f deploy/Dockerfile --target $$role \
+	-t $(IMAGE)$$role:0.1.0 . || exit 1; done
+
+image-test: install images  ## a federation of the images, by podman and bubblewrap, as root, without a network
+	unshare --net sh -c 'ip link set lo up && exec $(BIN)/python -m pytest -q tests/images'
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""`privsyn ledger`: what was charged to a population's privacy budget; changes nothing."""
+"""`privsyn ledger`: what was charged to a population's privacy budget, and copies of that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import AsJson, Commands, fail
+from privsyn_flower.app.cli.errors import AsJson, Commands, fail, failing
 from privsyn_flower.app.report.ledgers import LedgerView, open_ledger
 from privsyn_flower.app.report.reading import read_run
 from privsyn_flower.app.report.summaries import ReportError
@@ -18,13 +18,13 @@ from privsyn_flower.privacy.ledger.journal import LedgerError
 from privsyn_flower.privacy.wording import at_most
 
 ledger_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Look at the ledger of a population's budget."
+    cls=Commands, no_args_is_help=True, help="Look at the ledger of a population's budget, or copy it."
 )
 
 
 @ledger_app.callback()
 def ledger() -> None:
-    """Look at the ledger of a population's budget."""
+    """Look at the ledger of a population's budget, or copy it."""
 
 
 @ledger_app.command()
@@ -38,6 +38,19 @@ def show(
     except (LedgerError, ReportError) as error:
         raise fail(str(error)) from None
     typer.echo(json.dumps(facts) if as_json else "\n".join(_lines(facts)))
+
+
+@ledger_app.command()
+def copy(
+    source: Annotated[Path, typer.Argument(help="A ledger's file, or its backup.")],
+    target: Annotated[Path, typer.Argument(help="The backup, or the ledger's file.")],
+) -> None:
+    """Back a ledger up, or put its backup back, unless TARGET knows of more than SOURCE."""
+    from privsyn_flower.privacy.ledger.usage import copy_ledger
+
+    with failing(LedgerError, OSError):
+        count = copy_ledger(source.expanduser(), target.expanduser())
+    typer.echo(f"{target}: {count} charges")
 
 
 def _view(place: Path) -> LedgerView:
