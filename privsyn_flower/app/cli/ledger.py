@@ -18,13 +18,15 @@ from privsyn_flower.privacy.ledger.journal import LedgerError
 from privsyn_flower.privacy.wording import at_most
 
 ledger_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Look at the ledger of a population's budget, or copy it."
+    cls=Commands,
+    no_args_is_help=True,
+    help="Look at the ledger of a population's budget; copy it.",
 )
 
 
 @ledger_app.callback()
 def ledger() -> None:
-    """Look at the ledger of a population's budget, or copy it."""
+    """Look at the ledger of a population's budget; copy it."""
 
 
 @ledger_app.command()
