@@ -155,6 +155,7 @@ class Federation:
         (tls / CERTIFICATE).rename(tls / "tls.crt"), (tls / KEY).rename(tls / "tls.key")
         assert AUTHORITY == "ca.crt"
         config = named("ConfigMap", "superlink")["data"]["config.toml"]
+        config = config.replace("localhost", "127.0.0.1")  # a bare namespace has no /etc/hosts
         (state / "flower" / "config.toml").write_text(config)
         (state / "run.toml").write_text(RUN)
         shutil.copy(mini / "public.jsonl", state)
