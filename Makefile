@@ -18,7 +18,6 @@ SECONDS ?= 60
 # More options of both `podman build`s: volumes with settings of pip, say, or a --build-arg.
 IMAGE_BUILD ?=
 DEBIAN := docker.io/library/debian:bookworm-slim
-IMAGE := privsyn-flower-
 
 .PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub images image-test lint format docs results assets app-config paper-configs benchmarks vllm test-vllm clean
 
@@ -99,8 +98,9 @@ images:  ## both container images by deploy/Dockerfile, with podman (apt install
 # Without a registry Debian's packages make the same base.
 	podman image exists $(DEBIAN) || podman pull --quiet $(DEBIAN) \
 	|| mmdebstrap --quiet --variant=minbase bookworm - | podman import --quiet - $(DEBIAN)
-	for role in node server; do podman build --quiet $(IMAGE_BUILD) -f deploy/Dockerfile --target $$role \
-	-t $(IMAGE)$$role:0.1.0 . || exit 1; done
+# chroot: the other isolations need cgroups, which a container may not have.
+	for role in node server; do podman build --isolation chroot --network host $(IMAGE_BUILD) \
+	-f deploy/Dockerfile --target $$role -t privsyn-flower-$$role:0.1.0 . || exit 1; done
 
 image-test: install images  ## a federation of the images, by podman and bubblewrap, as root, without a network
 	unshare --net sh -c 'ip link set lo up && exec $(BIN)/python -m pytest -q tests/images'
