@@ -50,9 +50,9 @@ fast: install  ## the fast part of the suite: nothing slow, no Flower runs
 # torch alone stays pinned: its newest may bring gigabytes of CUDA to a machine without a GPU.
 newest:  ## the fast part with the newest versions that pyproject.toml allows, in .venv-newest
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
-	grep '^torch==' constraints.txt > .venv-newest/constraints.txt
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-newest/constraints.txt torch
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -c .venv-newest/constraints.txt -e ".[all]"
+	grep '^torch==' constraints.txt > .venv-newest/torch.txt
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-newest/torch.txt torch
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -c .venv-newest/torch.txt -e ".[all]"
 	.venv-newest/bin/python -m pytest -q -n 2 --dist worksteal -m "not e2e and not slow"
 
 oldest-flower:  ## real runs with the oldest Flower that pyproject.toml allows, in .venv-oldest
