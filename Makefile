@@ -18,7 +18,11 @@ SITE ?= build/site
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub lint format docs site tutorial report dataset results assets app-config paper-configs benchmarks vllm test-vllm clean
+# More options of both `podman build`s: volumes with settings of pip, say, or a --build-arg.
+IMAGE_BUILD ?=
+DEBIAN := docker.io/library/debian:bookworm-slim
+
+.PHONY: install run test fast newest oldest-flower e2e check browser noninterference fuzz wheel hub images image-test lint format docs site tutorial report dataset results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -46,14 +50,18 @@ test: install browser  ## the whole suite, three files at a time
 fast: install  ## the fast part of the suite: nothing slow, no Flower runs
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not e2e and not slow"
 
+# torch alone stays pinned: its newest may bring gigabytes of CUDA to a machine without a GPU.
 newest:  ## the fast part with the newest versions that pyproject.toml allows, in .venv-newest
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e ".[all]"
+	grep '^torch==' constraints.txt > .venv-newest/torch.txt
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-newest/torch.txt torch
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -c .venv-newest/torch.txt -e ".[all]"
 	.venv-newest/bin/python -m pytest -q -n 2 --dist worksteal -m "not e2e and not slow"
 
 oldest-flower:  ## real runs with the oldest Flower that pyproject.toml allows, in .venv-oldest
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	grep -v -e '^flwr==' -e '^uv==' constraints.txt > .venv-oldest/constraints.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt torch
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt "flwr==1.41.*" -e ".[all]"
 	.venv-oldest/bin/python -m pytest -q -n 2 --dist loadfile tests/secagg tests/protocol $(addprefix tests/end_to_end/test_,examples.py federation.py run.py)
 
@@ -91,6 +99,17 @@ wheel: install  ## dist/: three packages, each wheel tried in an environment of 
 
 hub: install  ## build/hub: the Flower Hub bundle, its rules checked, built by Flower and loaded
 	$(BIN)/python scripts/hub_bundle.py build/hub/privsyn-flower
+
+images:  ## both container images by deploy/Dockerfile, with podman (apt install podman mmdebstrap)
+# Without a registry Debian's packages make the same base.
+	podman image exists $(DEBIAN) || podman pull --quiet $(DEBIAN) \
+	|| mmdebstrap --quiet --variant=minbase bookworm - | podman import --quiet - $(DEBIAN)
+# chroot: the other isolations need cgroups, which a container may not have.
+	for role in node server; do podman build --isolation chroot --network host $(IMAGE_BUILD) \
+	-f deploy/Dockerfile --target $$role -t privsyn-flower-$$role:0.1.0 . || exit 1; done
+
+image-test: install images  ## a federation of the images, by podman and bubblewrap, as root, without a network
+	unshare --net sh -c 'ip link set lo up && exec $(BIN)/python -m pytest -q tests/images'
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -34,6 +34,16 @@ WORDS = (
     "theorem proof axiom graph vertex edge colour metre second voltage current field charge"
 ).split()
 
+# What takes the real vLLM, or container images: collected when an argument of the call lies there.
+ONLY_NAMED = [Path(__file__).parent / name for name in ("images", "vllm")]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if collection_path not in ONLY_NAMED:
+        return None
+    named = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    return None if any(path.is_relative_to(collection_path) for path in named) else True
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with a real Flower run come first: each takes minutes, and what takes long must not be

@@ -44,6 +44,7 @@ def test_the_workflow_tests_the_versions_that_we_name() -> None:
 
 def test_the_newest_versions_are_tried_without_the_tested_ones() -> None:
     recipe = (ROOT / "Makefile").read_text("utf-8").partition("\nnewest:")[2].partition("\n\n")[0]
+    recipe = recipe.replace("grep '^torch==' constraints.txt >", "")  # which alone stays
     assert "--upgrade-strategy eager" in recipe and "constraints.txt" not in recipe
     assert "$(VENV)/" not in recipe and "$(BIN)" not in recipe
 

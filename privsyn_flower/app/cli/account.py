@@ -1,5 +1,5 @@
 """`privsyn account` and `privsyn calibrate`: epsilon of a noise multiplier, and the other way;
-`privsyn ledger`: what was charged to a population's privacy budget, which it does not change.
+`privsyn ledger`: what was charged to a population's privacy budget, and copies of that.
 """
 
 from __future__ import annotations
@@ -123,13 +123,15 @@ def _print(
 
 
 ledger_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Look at the ledger of a population's budget."
+    cls=Commands,
+    no_args_is_help=True,
+    help="Look at the ledger of a population's budget; copy it.",
 )
 
 
 @ledger_app.callback()
 def ledger() -> None:
-    """Look at the ledger of a population's budget."""
+    """Look at the ledger of a population's budget; copy it."""
 
 
 @ledger_app.command()
@@ -143,6 +145,19 @@ def show(
     except (LedgerError, ReportError) as error:
         raise fail(str(error)) from None
     typer.echo(json.dumps(facts) if as_json else "\n".join(_lines(facts)))
+
+
+@ledger_app.command()
+def copy(
+    source: Annotated[Path, typer.Argument(help="A ledger's file, or its backup.")],
+    target: Annotated[Path, typer.Argument(help="The backup, or the ledger's file.")],
+) -> None:
+    """Back a ledger up, or put its backup back, unless TARGET knows of more than SOURCE."""
+    from privsyn_flower.privacy.ledger.usage import copy_ledger
+
+    with failing(LedgerError, OSError):
+        count = copy_ledger(source.expanduser(), target.expanduser())
+    typer.echo(f"{target}: {count} charges")
 
 
 def _view(place: Path) -> LedgerView:

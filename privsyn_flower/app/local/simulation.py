@@ -260,6 +260,9 @@ def private_ray(scratch: Path) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch for loopback, on Linux too
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # Where prometheus_client is installed the autoscaler serves metrics, on 44217 for everybody
+        # on the machine, and has no switch for it: no such port, so it logs that and goes on.
+        "AUTOSCALER_METRIC_PORT": "65536",
         **NO_CLOUD_METADATA,
     }
 

@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.common.files import LockTaken, file_lock, replace_private
-from privsyn_flower.privacy.ledger.filters import Header, fits
-from privsyn_flower.privacy.ledger.journal import Charge, LedgerError, locked, read_rows
+from privsyn_flower.privacy.ledger.filters import Header, fits, parse_header
+from privsyn_flower.privacy.ledger.journal import (
+    Charge,
+    LedgerError,
+    append_row,
+    locked,
+    parsed,
+    read_rows,
+    replay,
+)
 from privsyn_flower.privacy.ledger.ledger import Ledger, belongs, new_charge
 
 
@@ -50,6 +58,32 @@ def export(ledger: Ledger, run: str, path: str | os.PathLike[str]) -> None:
     copied = [rows[0] | {"kind": "copy"}, *(row for row in rows[1:] if row["id"] in ids)]
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in copied)
     replace_private(Path(path), text.encode())
+
+
+def copy_ledger(source: Path, target: Path) -> int:
+    """Back a ledger up, or put its copy back, whole; how many charges it has.
+
+    Rows are only ever appended, so the newer of two copies begins with all rows of the older one.
+    Raises LedgerError where `target` has a row that `source` lacks, OSError for a missing `source`.
+    """
+    rows = parsed(source.read_bytes(), source)
+    if not rows:
+        raise LedgerError(f"{source} is no ledger: it has no rows")
+    parse_header(rows[0], source)
+    charges = replay(rows, source)
+    if not target.exists():
+        replace_private(target, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        return len(charges)
+    with locked(target) as handle:
+        known = read_rows(handle, target)
+        if rows[: len(known)] != known:
+            raise LedgerError(
+                f"{target} has rows that {source} lacks: an older copy, or another ledger, forgets "
+                f"what was spent. Nothing was written; move {target} away if it is the wrong one"
+            )
+        for row in rows[len(known) :]:
+            append_row(handle, target, row)
+    return len(charges)
 
 
 def affordable_charges(

@@ -1,4 +1,4 @@
-"""`privsyn ledger show`: what the runs of a population were charged."""
+"""`privsyn ledger`: what the runs of a population were charged, and copies that forget nothing."""
 
 from __future__ import annotations
 
@@ -61,3 +61,33 @@ def test_what_is_no_ledger_is_named(tmp_path: Path) -> None:
         assert str(tmp_path / "x") in result.stderr
     result = CliRunner().invoke(app, ["ledger", "show", str(tmp_path)])
     assert (result.exit_code, "holds no run" in result.stderr) == (2, True)
+
+
+def copied(*places: Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["ledger", "copy", *map(str, places)])
+    return result.exit_code, result.output
+
+
+def test_a_backup_is_put_back_unless_it_is_older(tmp_path: Path, ledger: Ledger) -> None:
+    backup, older = tmp_path / "backup", tmp_path / "older"
+    assert copied(ledger.path, older) == (0, f"{older}: 3 charges\n")
+    charge = ledger.reserve(run="c", query="votes", round=1, attempt=1, noise_multiplier=8.0)
+    assert copied(ledger.path, backup)[0] == 0
+    latest = ledger.path.read_bytes()
+    code, out = copied(older, ledger.path)
+    assert code == 2 and "older copy" in out and ledger.path.read_bytes() == latest
+    ledger.path.unlink()
+    assert copied(backup, ledger.path)[0] == 0
+    assert ledger.path.read_bytes() == latest and ledger.path.stat().st_mode & 0o777 == 0o600
+    ledger.mark_sent(charge)
+    older.write_bytes(older.read_bytes() + b'{"torn')
+    assert copied(ledger.path, older)[0] == 0  # brought up to date
+    assert older.read_bytes() == ledger.path.read_bytes()
+
+
+def test_another_ledger_or_a_runs_copy_is_not_put_back(tmp_path: Path, ledger: Ledger) -> None:
+    other = Ledger.open(tmp_path / "other", population="staff").path
+    assert copied(other, ledger.path)[0] == copied(tmp_path / "none", ledger.path)[0] == 2
+    usage.export(ledger, "a", tmp_path / "ledger.jsonl")
+    code, out = copied(tmp_path / "ledger.jsonl", tmp_path / "new")
+    assert code == 2 and "is no ledger" in out and not (tmp_path / "new").exists()

@@ -19,11 +19,12 @@ from privsyn_flower.client_apps.node.failures import Failures
 from privsyn_flower.client_apps.node.lifetime import Spent, cost, spent_epsilon
 from privsyn_flower.client_apps.node.node_log import note_answer, note_refusal
 from privsyn_flower.client_apps.node.past_vectors import store_vector
-from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.policy import Policy, check_member, load_roster
 from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.data import EmbeddingCache
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Ticket
+from privsyn_flower.protocol.wire import WireError
 
 SECRET = "the user's own words"
 
@@ -149,6 +150,25 @@ def test_key_is_made_once(tmp_path: Path) -> None:
     result = privsyn("key", "--folder", tmp_path / "node")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "0644" in result.stderr
+
+
+def test_a_new_key_takes_the_place_of_one_that_is_revoked(tmp_path: Path) -> None:
+    node, path = tmp_path / "node", tmp_path / "roster.json"
+    NodeRecords(node / RECORDS_FILE).take("r", "votes", 1, 1, ["ann"], 9.0, 1e-18, Policy())
+    old = privsyn("key", "--folder", node).stdout.strip()
+    (node / "identity.key").unlink()
+    new = privsyn("key", "--folder", node).stdout.strip()
+    rows = [
+        {"name": "a", "key": old, "weight": 5, "revoked": True},
+        {"name": "a-2", "key": new, "weight": 5},
+    ]
+    path.write_text(json.dumps(rows))
+    assert "1 nodes, weight 5; 1 revoked" in privsyn("roster", "check", path).stdout
+    assert check_member(load_roster(path), bytes.fromhex(new), 5).name == "a-2"
+    with pytest.raises(WireError, match="revoked"):
+        check_member(load_roster(path), bytes.fromhex(old), 5)
+    kept = json.loads(privsyn("status", "--folder", node, "--json").stdout)["records"]
+    assert kept["users"] == kept["max_participations"] == 1
 
 
 def test_forget_withdraws_and_erases(tmp_path: Path) -> None:

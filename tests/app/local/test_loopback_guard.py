@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -197,6 +199,15 @@ def test_each_run_has_a_folder_and_a_token_of_its_own(
     short = ray_folder()
     short.rmdir()
     assert len(str(short)) < 30  # the sockets in it have 107 characters
+
+
+@pytest.mark.slow
+def test_rays_autoscaler_finds_no_port_for_its_metrics(tmp_path: Path) -> None:
+    code = "from ray.autoscaler._private.constants import AUTOSCALER_METRIC_PORT as port\n"
+    code += "import socket; socket.create_server(('127.0.0.1', port))"
+    own = {**os.environ, **private_ray(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True)
+    assert "OverflowError" in done.stderr
 
 
 def test_a_run_takes_its_folder_away(tmp_path: Path) -> None:
