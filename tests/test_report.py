@@ -53,17 +53,20 @@ def test_no_table_is_typed() -> None:
 
 
 def test_the_table_of_chats_is_that_of_the_summaries() -> None:
-    table, seen = accuracy(), 0
+    table, seen, methods = accuracy(), 0, set()
     for path in (RESULTS / "chats").glob("*-seed0.json"):
         found = json.loads(text_of(path))["benchmark"]
         name = next(one for one in ("trained", "synthetic") if one in found["accuracy"])
         low, high = found["accuracy_interval"][name]
         assert f"{found['accuracy'][name]:.4f} [{low:.4f},\N{NO-BREAK SPACE}{high:.4f}]" in table
-        seen += 1
-    assert f"Of the grid's 69 runs {seen} are kept" in SOURCE
+        seen, methods = seen + 1, methods | {path.name.partition("-epsilon")[0]}
+    page = text_of(DOCS / "results.md")
+    assert f"Measured: {seen} of the" in page
+    runs = re.search(r"Measured: \d+ of the (\d+) runs of \[compare-chats\]", page)
+    assert runs and f"Of the grid's {runs[1]} runs {seen} are kept" in SOURCE
     private = json.loads(text_of(RESULTS / ONE))["benchmark"]["accuracy"]["private"]
     own = {f"{one:.4f}" for one in numbers(table) if one < 1}
-    assert f"{private:.4f}" in own and len(table.splitlines()) == 2 + 9 + 2
+    assert f"{private:.4f}" in own and len(table.splitlines()) == 2 + len(methods) + 2
 
 
 def test_who_is_trusted() -> None:
