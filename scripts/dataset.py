@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.common.files import write_atomic
+from privsyn_flower.common.files import file_digest, write_atomic
 from privsyn_flower.privacy.accounting.composition import gaussian_epsilon
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.privacy.wording import at_most
@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONFIG, CARD = ROOT / "configs" / "chats-demo.toml", Path(__file__).with_name("dataset_card.md")
 EPSILONS = (7.58, 1.29)  # PrE-Text, Tables 2 and 3
 WITH_RESULT = (0, 3, 5)  # of `privsyn run`: finished, ended early, of no use; the card says which
+OF_THE_CARD = ("method", "epsilon", "data.source", "run-folder")
 NO_LICENCE = "None is named: the publisher chose none for the texts, which is no permission."
 
 Summary = Mapping[str, Any]
@@ -46,11 +47,12 @@ def finished_run(epsilon: float, runs: Path, settings: Sequence[str]) -> Path:
     run = runs / f"epsilon-{epsilon:g}"
     noted = run.with_suffix(f"{run.suffix}.json")
     known = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else None
-    if run.exists() and known != list(settings):
+    asked = [file_digest(CONFIG), *settings]
+    if run.exists() and known != asked:
         raise SystemExit(f"{run} has other settings ({noted}): delete both, or name other --runs")
     if complete(run):
         return run
-    write_atomic(noted, json.dumps(list(settings)).encode())
+    write_atomic(noted, json.dumps(asked).encode())
     wanted = [f"epsilon={epsilon}", "benchmark=false", f"run-folder={run}", *settings]
     begin = [str(CONFIG), *(part for one in wanted for part in ("--set", one))]
     code = privsyn("run", *(["--resume", str(run)] if (run / "config.toml").exists() else begin))
@@ -113,6 +115,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--license", default="", help="the hub's name of the publisher's choice")
     given = parser.parse_args()
+    if other := [one for one in given.set if one.partition("=")[0].strip() in OF_THE_CARD]:
+        raise SystemExit(f"--set {other[0]}: the card's words are about {CONFIG.name} without it")
     runs, folder = given.runs.absolute(), given.folder.absolute()
     finished = [finished_run(epsilon, runs, given.set) for epsilon in EPSILONS]
     licence = ["--license", given.license] if given.license else []

@@ -170,8 +170,8 @@ def _check(
     """The owner's policy, then the kind's own conditions, before a private text is opened."""
     if ticket.query != query.kind:
         raise WireError(Refusal.MALFORMED, f"a ticket for {ticket.query!r} on {query.kind!r}")
-    if (asked := query.options.get("resources", own := node.facts.resources)) != own:
-        raise WireError(Refusal.SETUP, f"a question for {asked!r} nodes: resources = {own!r} here")
+    if (asked := query.options.get("resources")) is not None:
+        node.records.join(ticket.run, str(asked), node.facts.resources)
     schedule, terms = Schedule.of(query), _terms(query, ticket, noise)
     if node.policy is not None:
         check_query(

@@ -72,7 +72,7 @@ def _check_candidates(query: Query, labels: list[str]) -> None:
     if topics is not None and scales is not None:
         fine = (topics.dtype, scales.dtype) == (np.int8, np.float32) and not labels
         fine = fine and topics.ndim == 2 and topics.shape[1] == query.rows.shape[1]
-        if not fine or scales.shape != topics.shape[:1] or not np.isfinite(scales).all():
+        if not fine or scales.shape != topics.shape[:1] or not (np.abs(scales) <= 1).all():
             raise _malformed("its topics are not a row and a scale each")
     if int(classes.max()) >= (len(labels) if topics is None else len(topics)):
         raise _malformed("a class is not in the list of labels")

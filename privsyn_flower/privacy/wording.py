@@ -78,10 +78,10 @@ def in_groups(groups: Sequence[tuple[str, float, Sequence[str]]]) -> str:
         for name, own, asked in groups
     )
     return (
-        f" No user is asked all of this: {told}. A node is of one group by its owner's "
-        "configuration, never by text, and refuses questions to the other, so epsilon is the "
-        "larger of the two, not their sum. The weight that must answer is each group's own, and "
-        "all who are assumed to collude may be in one group."
+        f" No user of one node is asked all of this: {told}. A node is of one group by its owner's "
+        "configuration, never by text, and stays in it for the run, so epsilon is the larger of "
+        "the two, not their sum; who has text on a node of each pays both. The weight that must "
+        "answer is each group's own, and all who are assumed to collude may be in one group."
     )
 
 

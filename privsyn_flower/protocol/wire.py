@@ -34,8 +34,9 @@ from privsyn_flower.protocol.packing import unpack_rows
 from privsyn_flower.protocol.question import METRICS, OptionValue, Query, Ticket
 from privsyn_flower.secagg.cohort import Session
 
-PROTOCOL = 8
+PROTOCOL = 9
 TRAIN = "train"  # the message type of updates: what Flower's own training rounds travel as
+LARGEST_SCALE = 1e9  # of a row: its norm must be finite in float32
 EVALUATE = "evaluate"  # and of evaluations by an app's own metrics: what Flower's evaluations do
 
 
@@ -321,8 +322,8 @@ def read_ask(message: Message, weight: int | None = None) -> tuple[Query, Ticket
         rows, scales = unpack_rows(packed, query.length)
     except ValueError as error:
         raise WireError(Refusal.MALFORMED, f"the question: {error}") from None
-    if not np.isfinite(scales).all():
-        raise WireError(Refusal.MALFORMED, "the question's scales are not finite")
+    if not (np.abs(scales) <= LARGEST_SCALE).all():
+        raise WireError(Refusal.MALFORMED, "the question's scales are not finite, or too large")
     if not rows.size and not names:
         raise WireError(Refusal.MALFORMED, "the question is empty")
     named = dict(zip(names, extra, strict=True))

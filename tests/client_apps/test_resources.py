@@ -11,6 +11,7 @@ import pytest
 
 from privsyn_flower.client_apps import private_training
 from privsyn_flower.client_apps.node.device import open_node
+from privsyn_flower.client_apps.node.records import NodeRecords
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal
@@ -97,6 +98,20 @@ def test_drop_in_nodes_know_their_group(tmp_path: Path, loopback: Any) -> None:
     assert caught.value.code is Refusal.SETUP
 
 
+def test_a_node_stays_in_the_group_in_which_it_began_a_run(tmp_path: Path) -> None:
+    """An owner who changes it pays in the next run; this run's other group charges other users."""
+    records = NodeRecords(tmp_path / "node.sqlite")
+    with pytest.raises(wire.WireError, match="a question for 'strong' nodes") as caught:
+        records.join("run", "strong", "weak")
+    assert caught.value.code is Refusal.SETUP
+    for run in ("run", "run-topics", "run"):
+        records.join(run, "strong", "strong")
+    with pytest.raises(wire.WireError, match="begun with resources = 'strong'") as caught:
+        NodeRecords(tmp_path / "node.sqlite").join("run-votes", "weak", "weak")
+    assert caught.value.code is Refusal.POLICY
+    records.join("another", "weak", "weak")
+
+
 # Votes within topics ---------------------------------------------------------------------------
 
 
@@ -144,6 +159,7 @@ def test_one_user_moves_no_more_than_the_bound(
         {"topics": np.zeros((2, 64), np.int8)},
         {"topic-scales": np.ones(3, np.float32)},
         {"topic-scales": np.full(4, np.nan, np.float32)},
+        {"topic-scales": np.full(4, 3e38, np.float32)},  # times 127 it is not finite
         {"topic-scales": np.ones(4, np.float64)},
         {"classes": np.full(10, 4, np.uint16)},
         {"classes": None},

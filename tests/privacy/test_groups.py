@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.privacy.accounting.sampling import Sampler
-from privsyn_flower.privacy.ledger import BudgetExceeded, Charge
+from privsyn_flower.privacy.ledger import BudgetExceeded, Charge, LedgerError
 from privsyn_flower.privacy.ledger.filters import charged_epsilon, of_one_user
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.privacy.plan import ROUNDS, Phase
@@ -123,7 +123,26 @@ def test_both_groups_of_a_run_fit_into_the_total_and_nobody_else(path: Path) -> 
     assert ledger.spent_epsilon() == pytest.approx(plan.epsilon) and plan.epsilon <= 7.58
     for group in ("a/strong", "a/weak", "b/weak", ""):  # another run may ask the same users again
         with pytest.raises(BudgetExceeded):
-            reserve(ledger, 2.0, group=group)
+            reserve(ledger, 2.0, run=group[:1] or "a", group=group)
     again = make(path)  # from the disk
     assert [c.group for c in again.charges()] == ["a/strong"] * 11 + ["a/weak"] * 2
     assert again.spent_epsilon() == ledger.spent_epsilon()
+
+
+@pytest.mark.parametrize("group", ["b/strong", "strong", "a/", "/strong", "aa/strong"])
+def test_a_group_is_of_its_charges_own_run(path: Path, group: str) -> None:
+    """Charges of other runs under one name would hide each other."""
+    ledger = make(path)
+    with pytest.raises(ValueError, match="must be RUN/NAME"):
+        reserve(ledger, 2.0, run="a", group=group)
+    reserve(ledger, 2.0, run="a-topics", group="a/strong")  # a question beside the run's rounds
+    text = path.read_text("utf-8").replace('"a/strong"', f'"{group}"')
+    path.write_text(text, "utf-8")
+    with pytest.raises(LedgerError, match="line 2"):
+        make(path).charges()
+
+
+def test_questions_to_everybody_hide_no_group() -> None:
+    everybody = Charge("1", "b", "votes", 1, 1, 0.5, "committed")
+    begun = Charge("2", "", "votes", 1, 1, 2.0, "reserved", group="new/strong")
+    assert of_one_user([everybody, begun]) == [everybody, begun]

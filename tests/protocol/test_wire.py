@@ -252,10 +252,11 @@ def test_nodes_refuse_questions_that_are_not_packed_rows(loopback: Any) -> None:
     message.content["question"] = ArrayRecord([np.zeros((20, 4))])
     with pytest.raises(WireError, match="no packed rows"):
         wire.read_ask(message, 5)
-    scales = np.full(20, np.inf, np.float32)
-    message.content["question"] = ArrayRecord([pack_rows(query().rows, scales)])
-    with pytest.raises(WireError, match="not finite"):
-        wire.read_ask(message, 5)
+    for scale in (np.inf, np.nan, 3e38):  # times 127 the last is not finite
+        scales = np.full(20, scale, np.float32)
+        message.content["question"] = ArrayRecord([pack_rows(query().rows, scales)])
+        with pytest.raises(WireError, match="not finite, or too large"):
+            wire.read_ask(message, 5)
     del message.content["question"]
     with pytest.raises(WireError, match="unreadable"):
         wire.read_ask(message, 5)

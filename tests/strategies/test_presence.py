@@ -323,3 +323,17 @@ def test_a_node_that_changes_its_group_is_left_out_of_runs_with_groups(
     assert run.folder.load_value("resources") == (
         {f"node {i}": "strong" if i < 102 else "weak" for i in nodes} if group else None
     )
+
+
+def test_a_node_that_named_no_group_joins_one_later(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    """It was never asked, and its owner was told to set the key."""
+    of_groups(nodes)
+    nodes[103].facts = replace(nodes[103].facts, resources="")
+    plan = {"group": "strong", "users": 50, "nodes": 2}
+    assert begun(tmp_path, loopback(nodes), Counting(1), **plan).run() == 1
+    nodes[103].facts = replace(nodes[103].facts, resources="weak")
+    run = begun(tmp_path, loopback(nodes), Counting(2), **{**plan, "group": "weak"})
+    run.run()
+    assert [len(node.seen) for node in nodes.values()] == [1, 1, 1, 1]

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import shard_sizes
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.privacy_plan import federation_spec, privacy_plan, statement
+from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.resource_adaptive.strategy import ResourceAdaptive, top_by_votes
 
 METHOD = {"method": "resource-adaptive", "nodes": 10, "data.users": 96, "rounds": 4}
@@ -91,3 +93,17 @@ def test_start_says_what_runs_it(tmp_path: Path) -> None:
     strategy = ResourceAdaptive.__new__(ResourceAdaptive)
     with pytest.raises(ValueError, match="privsyn run"):
         strategy.start(None, folder=tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_released_vote_is_of_its_texts_not_of_how_they_were_rounded() -> None:
+    """Another machine's embeddings differ in the last bits; what was paid for stays of use."""
+    topics, texts = np.eye(4, 8, dtype=np.float32), ["a", "b"]
+
+    def digest(rows: np.ndarray[Any, Any], names: list[str], numbers: list[int]) -> str:
+        query = Query.votes(rows.astype(np.float32), bound=1.0, model="m")
+        return OneQuestion(query.within_topics(topics, numbers), names, embedded=True).digest()
+
+    rows = np.eye(2, 8)
+    first = digest(rows, texts, [0, 1])
+    assert digest(rows + 0.01, texts, [0, 1]) == first
+    assert digest(rows, ["a", "c"], [0, 1]) != first != digest(rows, texts, [0, 2])

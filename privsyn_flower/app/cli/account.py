@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -156,8 +157,9 @@ def copy(
     from privsyn_flower.privacy.ledger.usage import copy_ledger
 
     with failing(LedgerError, OSError):
-        count = copy_ledger(source.expanduser(), target.expanduser())
-    typer.echo(f"{target}: {count} charges")
+        count, last = copy_ledger(source.expanduser(), target.expanduser())
+    until = f" until {datetime.fromtimestamp(last, UTC):%Y-%m-%d %H:%M} UTC" if last else ""
+    typer.echo(f"{target}: {count} charges{until}; what later runs spent is not in it")
 
 
 def _view(place: Path) -> LedgerView:

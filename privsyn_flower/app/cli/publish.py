@@ -172,7 +172,8 @@ def inspected(product: Product, replayed: Replayed) -> Product:
             f"{len(found.rows):,} texts and all seeds were left out by what was found when private "
             "text was read, which epsilon does not cover"
         )
-        return replace(product, left_out=frozenset(found.rows), without_seeds=True, unclaimed=why)
+        rows = {*found.rows, *range(int(product.summary.get("seeds_in_front", 0)))}
+        return replace(product, left_out=frozenset(rows), without_seeds=True, unclaimed=why)
     raise PublishError(
         f"{path}: {len(found.rows):,} texts and {len(found.seeds):,} seeds hold values that one "
         f"private user alone has ({found.kinds}). --with-found publishes them, --drop-found leaves "

@@ -221,7 +221,7 @@ def _charges(config: RunConfig, released: Mapping[str, int], run: str) -> list[M
     """What the ledger is still asked for, release by release; spare rounds left out."""
     made, wanted = privacy_plan(config), list[Mapping[str, Any]]()
     for phase in made.phases:
-        group = phase.group and f"{run}/{phase.group}"
+        group = phase.group and f"{run or 'new'}/{phase.group}"
         left = _of_phase(made, phase)[released.get(phase.name, 0) :]
         wanted += [{**charge, "group": group} for charge in left]
     return wanted

@@ -95,7 +95,8 @@ def claim_of(summary: Summary) -> PrivacyStatement | None:
         return None
     fields = dict(summary["claim"])
     fields["changed"] = tuple(fields.get("changed", ()))
-    fields["others"] = tuple(tuple(other) for other in fields.get("others", ()))
+    for name in ("others", "groups"):
+        fields[name] = tuple(tuple(one) for one in fields.get(name, ()))
     try:
         return PrivacyStatement(**fields)
     except (TypeError, ValueError) as error:

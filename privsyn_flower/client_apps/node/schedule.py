@@ -154,3 +154,22 @@ def _count(options: Mapping[str, object], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST_NUMBER:
         raise WireError(Refusal.MALFORMED, f"option {name} = {value!r} must be a whole number >= 0")
     return value
+
+
+def join_group(database: sqlite3.Connection, run: str, asked: str, own: str) -> None:
+    """Keep the group in which a node answers a run, its questions beside the rounds (RUN-NAME) too.
+
+    asked: of the question. own: of the node's config now. Raises WireError: SETUP when they differ,
+    POLICY when the node began the run in another group, whose charge its users have.
+    """
+    if asked != own:
+        raise WireError(Refusal.SETUP, f"a question for {asked!r} nodes: resources = {own!r} here")
+    # Not in every node's file, and nothing else depends on it.
+    database.execute("CREATE TABLE IF NOT EXISTS joined (run TEXT PRIMARY KEY, resources TEXT)")
+    whole = run.partition("-")[0]
+    database.execute("INSERT OR IGNORE INTO joined VALUES (?, ?)", (whole, own))
+    (first,) = database.execute("SELECT resources FROM joined WHERE run = ?", (whole,)).fetchone()
+    if first != own:
+        raise WireError(
+            Refusal.POLICY, f"run {whole!r} was begun with resources = {first!r}, not {own!r}"
+        )

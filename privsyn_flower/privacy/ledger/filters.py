@@ -120,11 +120,11 @@ def of_one_user(charges: list[Charge]) -> list[Charge]:
     which every user is, those of the group that costs most by mu^2; of others all."""
     counted = [charge for charge in charges if charge.state != "void"]
     costs, costliest = dict[str, float](), dict[str, str]()
-    for charge in counted:
+    for charge in (one for one in counted if one.group):
         costs[charge.group] = costs.get(charge.group, 0.0) + charge.mu_squared
     for group in sorted(costs, key=costs.__getitem__):
-        costliest[group.rpartition("/")[0]] = group
-    return [c for c in counted if not c.group or costliest[c.group.rpartition("/")[0]] == c.group]
+        costliest[group.partition("/")[0]] = group
+    return [c for c in counted if not c.group or costliest[c.group.partition("/")[0]] == c.group]
 
 
 def places(plan: Plan, charges: list[Charge]) -> list[int] | None:

@@ -138,11 +138,19 @@ class Charge:
         check_rate("sampling_rate", self.sampling_rate)
         if self.group and self.sampling_rate < 1:
             raise ValueError(f"group = {self.group!r}: groups are accounted without sampling")
+        whole, _, name = self.group.partition("/")
+        if self.group and not (name and belongs(self.run or whole, whole)):
+            raise ValueError(f"group = {self.group!r} of run {self.run!r} must be RUN/NAME")
 
     @property
     def mu_squared(self) -> float:
         """What the charge takes from a filter of mu^2, in which sampling counts for nothing."""
         return mu_squared(self.noise_multiplier)
+
+
+def belongs(name: str, run: str) -> bool:
+    """Whether a charge's run is this one, or an evaluation beside its rounds (RUN-NAME)."""
+    return name == run or name.startswith(f"{run}-")
 
 
 def replay(rows: list[Row], path: Path) -> list[Charge]:
@@ -152,7 +160,7 @@ def replay(rows: list[Row], path: Path) -> list[Charge]:
         kind = row.get("kind")
         try:
             if kind == "reserve" and row["id"] not in found:
-                found[row["id"]] = _reserved(row)
+                found[row["id"]] = reserved(row)
             elif kind == "sent" and found[row["id"]]["state"] == "reserved":
                 found[row["id"]]["sent"] = True
             elif kind == "void" and found[row["id"]].get("sent"):
@@ -166,7 +174,7 @@ def replay(rows: list[Row], path: Path) -> list[Charge]:
     return [Charge(**values) for values in found.values()]
 
 
-def _reserved(row: Row) -> dict[str, Any]:
+def reserved(row: Row) -> dict[str, Any]:
     """The fields of a charge. Raises KeyError, TypeError or ValueError on a row that is none."""
     names = ("id", "run", "query", "round", "attempt", "noise_multiplier")
     values = {name: row[name] for name in names} | {"state": "reserved"}

@@ -38,11 +38,13 @@ from privsyn_flower.privacy.ledger.journal import (
     LedgerError,
     Row,
     append_row,
+    belongs,
     find,
     locked,
     missing,
     read_rows,
     replay,
+    reserved,
 )
 from privsyn_flower.privacy.ledger.refusals import check_plan, why_refused
 
@@ -150,11 +152,10 @@ class Ledger:
             row: Row = {"kind": "reserve", "id": charge_id, "run": run, "query": query}
             row |= {"round": round, "attempt": attempt}
             row |= {"noise_multiplier": float(noise_multiplier), "time": time.time()}
-            if total_variation:
-                row["total_variation"] = float(total_variation)
-            if sampling_rate != 1.0:
-                row["sampling_rate"] = float(sampling_rate)
+            row |= {"total_variation": float(total_variation)} if total_variation else {}
+            row |= {"sampling_rate": float(sampling_rate)} if sampling_rate != 1.0 else {}
             row |= {"group": group} if group else {}
+            reserved(row)
             append_row(handle, self.path, row)
         return charge_id
 
@@ -226,11 +227,6 @@ def new_charge(
     """A charge that is not written yet. Raises ValueError on values that no release has."""
     z, noise = float(noise_multiplier), (total_variation, sampling_rate, group)
     return Charge("", "", "", 0, 0, z, "reserved", False, *noise)
-
-
-def belongs(name: str, run: str) -> bool:
-    """Whether a charge's run is this one, or an evaluation beside its rounds (RUN-NAME)."""
-    return name == run or name.startswith(f"{run}-")
 
 
 def _same(path: Path, what: str, found: object, wanted: object, key: str) -> None:

@@ -60,8 +60,8 @@ def export(ledger: Ledger, run: str, path: str | os.PathLike[str]) -> None:
     replace_private(Path(path), text.encode())
 
 
-def copy_ledger(source: Path, target: Path) -> int:
-    """Back a ledger up, or put its copy back, whole; how many charges it has.
+def copy_ledger(source: Path, target: Path) -> tuple[int, float]:
+    """Back a ledger up, or put its copy back, whole; its charges, and the time of its last row.
 
     Rows are only ever appended, so the newer of two copies begins with all rows of the older one.
     Raises LedgerError where `target` has a row that `source` lacks, OSError for a missing `source`.
@@ -70,10 +70,10 @@ def copy_ledger(source: Path, target: Path) -> int:
     if not rows:
         raise LedgerError(f"{source} is no ledger: it has no rows")
     parse_header(rows[0], source)
-    charges = replay(rows, source)
+    told = len(replay(rows, source)), float(rows[-1].get("time", 0.0))
     if not target.exists():
         replace_private(target, "".join(json.dumps(row) + "\n" for row in rows).encode())
-        return len(charges)
+        return told
     with locked(target) as handle:
         known = read_rows(handle, target)
         if rows[: len(known)] != known:
@@ -83,7 +83,7 @@ def copy_ledger(source: Path, target: Path) -> int:
             )
         for row in rows[len(known) :]:
             append_row(handle, target, row)
-    return len(charges)
+    return told
 
 
 def affordable_charges(

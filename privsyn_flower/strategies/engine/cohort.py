@@ -408,7 +408,8 @@ class Cohort:
         """The group of every node, in a run that has groups."""
         if not self.plan.group:
             return {}
-        known = {_name(node, facts): facts.resources for node, facts in self.nodes.items()}
+        named = {n: facts for n, facts in self.nodes.items() if facts.resources}
+        known = {_name(node, facts): facts.resources for node, facts in named.items()}
         return known | (self.folder.load_value("resources") or {})
 
     def _mine(self) -> dict[int, Hello]:

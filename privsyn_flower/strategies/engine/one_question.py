@@ -14,13 +14,15 @@ from privsyn_flower.strategies.engine.rounds import Method
 class OneQuestion(Method):
     """One question, for `Session.ask`. names: what its coordinates are about, in their order.
 
+    embedded: its rows are embeddings of the names, which another machine may round another way: a
+    release that is paid for is of the same question all the same.
     released, noise_std: the noisy sum, once it was asked.
     """
 
     rounds = 1
 
-    def __init__(self, query: Query, names: Sequence[str]) -> None:
-        self.query, self.names = query, list(names)
+    def __init__(self, query: Query, names: Sequence[str], *, embedded: bool = False) -> None:
+        self.query, self.names, self.embedded = query, list(names), embedded
         self.released: list[float] = []
         self.noise_std = 0.0
 
@@ -28,7 +30,8 @@ class OneQuestion(Method):
         """What the question is about; another one must not be answered from a stored release."""
         state = hashlib.sha256(repr((self.names, self.query.model, self.query.bound)).encode())
         state.update(repr(sorted(self.query.options.items())).encode())
-        for array in self.query.arrays():
+        arrays = self.query.extra.values() if self.embedded else self.query.arrays()
+        for array in arrays:
             state.update(hashlib.sha256(array.tobytes()).digest())
         return state.hexdigest()
 

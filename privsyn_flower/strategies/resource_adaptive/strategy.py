@@ -75,7 +75,7 @@ class ResourceAdaptive(CTCL):
     ) -> F64:
         """Noisy votes (n,) for distinct texts, public; from disk when they were released. Inside
         `session.begun`; raises as `Session.ask`."""
-        question = OneQuestion(self.ballot(texts, numbers, embedder), texts)
+        question = OneQuestion(self.ballot(texts, numbers, embedder), texts, embedded=True)
         session.ask(question, VOTES)
         return np.array(question.released)
 

@@ -136,6 +136,17 @@ def test_drop_found_leaves_texts_out_and_claims_nothing(finished: Path, tmp_path
     assert not any(MAIL.encode() in content for content in files.values())
 
 
+def test_seeds_in_front_of_the_text_are_left_out_with_the_seeds(
+    finished: Path, tmp_path: Path
+) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    (finished / "summary.json").write_text(json.dumps({**summary, "seeds_in_front": 1}))
+    first = json.loads((finished / "synthetic.jsonl").read_text().splitlines()[0])["text"]
+    found, rows = published(finished, tmp_path / "out", "--drop-found")
+    assert found.exit_code == 0, found.stderr
+    assert rows and first not in [row["text"] for row in rows]
+
+
 def test_a_hit_in_a_seed_alone_leaves_the_seeds_out(finished: Path, tmp_path: Path) -> None:
     file = finished / "private" / "inspect.json"
     told = json.loads(file.read_text())

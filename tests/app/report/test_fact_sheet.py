@@ -63,6 +63,13 @@ def test_the_promise_by_who_is_trusted() -> None:
     assert "infinite" in of("expand-private")["the promise"]
 
 
+def test_users_in_groups_are_told_what_each_pays() -> None:
+    items = fact_sheet(known({"method": "resource-adaptive", "nodes": 10, "data.users": 96}))
+    told = " ".join(item.answer for item in items)
+    assert "strong nodes 'topics' and 'rounds', epsilon" in told and "weak nodes 'votes'" in told
+    assert "may take part in every release" not in told
+
+
 def test_measures_and_the_curve() -> None:
     made = privacy_plan(RunConfig())
     summary = known({}, privacy_curve=made.curve)
