@@ -73,7 +73,8 @@ def weak_vote(config: RunConfig) -> tuple[Signal, int | None, int | None] | None
     if not config.owns(ResourceAdaptiveConfig):
         return None
     (phase,) = (one for one in privacy_plan(config).phases if one.group == WEAK)
-    texts, embedder = config.own.pool * config.expand.samples, size_of("embedder", config)
+    texts = config[ResourceAdaptiveConfig].pool * config.expand.samples
+    embedder = size_of("embedder", config)
     users, _ = config.own.groups(config)[WEAK]
     down = None
     if embedder is not None:
