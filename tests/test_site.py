@@ -100,7 +100,7 @@ def test_notebooks_are_pages_with_code_commands_and_outputs(conf: ModuleType) ->
     ]
     assert page == "\n\n".join([*parts, "```python\ny\n```", "```text\n1\n2\n```"]) + "\n"
     tutorial = conf.notebook_page(json.loads(text_of(ROOT / "notebooks/tutorial.ipynb"))["cells"])
-    assert "12 synthetic texts, synthetic.jsonl" in tutorial
+    assert "12 synthetic texts, after " in tutorial
     linked = conf.relinked("[a](../notebooks/tutorial.ipynb#x)", DOCS, DOCS)
     assert linked == "[a](_root/tutorial.md#x)"
 

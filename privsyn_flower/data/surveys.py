@@ -132,7 +132,7 @@ class Survey:
             f"users = {self.users}  # all users of the file; their number is public",
             f"samples-per-user = {usual.samples_per_user}  # texts of one user that count; not to "
             "be chosen by looking at the texts, or it would tell of them",
-            f"sample-words = {usual.sample_words}  # words of a text that is made; not to be "
+            f"sample-words = {usual.sample_words}  # words of a generated text; not to be "
             "chosen by looking at the texts either",
             "held-out-users = 0  # nobody is kept apart for a test",
             "development-users = 0  # nobody is kept apart for tuning",

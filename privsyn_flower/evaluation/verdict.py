@@ -86,9 +86,10 @@ def _signal(excesses: Sequence[Excess], what: str, independent: bool) -> dict[st
         )
     else:
         state = ABOVE if pooled.value >= 1 else BELOW
+        course = f"; round by round: {', '.join(f'{r:.2g}' for r in ratios)}"
         sentence = (
             f"the {what} can be told from noise, with {pooled.signal_to_noise:.2g} times the "
-            f"noise's norm ({below(p)}; by round {', '.join(f'{r:.2g}' for r in ratios)})"
+            f"noise's norm ({below(p)}{course if len(ratios) > 1 else ''})"
         )
     return {
         "signal": state,

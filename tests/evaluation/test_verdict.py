@@ -79,7 +79,7 @@ def test_the_words_for_noise_and_for_a_model_that_became_worse() -> None:
 
 def test_no_p_value_is_told_as_zero() -> None:
     sentence = verdict(rows(100.0), {}, what="votes", independent=True)["sentences"][0]
-    assert "(p < 1e-300; by round" in sentence
+    assert "(p < 1e-300; round by round: " in sentence
 
 
 @pytest.mark.parametrize("signal", [0.0, 2.0])

@@ -145,7 +145,7 @@ def test_a_method_is_three_files(tmp_path: Path) -> None:
         return found.stdout
 
     planned = python("-m", "privsyn_flower.app.cli.main", "plan", "toy.toml")
-    assert "nothing speaks against it" in planned
+    assert "ready to run" in planned
     python("run.py", str(tmp_path))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["method"], summary["rounds"], summary["synthetic_samples"]) == ("toy", 1, 3)

@@ -71,9 +71,9 @@ def test_each_group_has_the_whole_budget_and_the_sentence_says_so() -> None:
     ("values", "words"),
     [
         ({"resource-adaptive.weak-share": 0.2}, r"2 weak nodes .*nodes = 10.*weak-share = 0\.2"),
-        ({"resource-adaptive.weak-share": 0.9}, "1 strong nodes"),
-        ({"resource-adaptive.weak-users": 4}, "5 weak nodes of 4 users"),
-        ({"resource-adaptive.weak-users": 96}, "strong nodes of 0 users"),
+        ({"resource-adaptive.weak-share": 0.9}, "1 strong node with 10 users"),
+        ({"resource-adaptive.weak-users": 4}, "5 weak nodes with 4 users"),
+        ({"resource-adaptive.weak-users": 96}, "5 strong nodes with 0 users"),
         ({"colluding-weight": 0.1}, r"colluding-weight = 0\.1 of all users need 53 of 50"),
         ({"sampler": "poisson", "sampling-rate": 0.5}, "sampler = 'poisson'"),
         ({"training.noise": "aggregator"}, "training.noise = 'aggregator'"),

@@ -70,8 +70,11 @@ def _texts(summary: Mapping[str, Any], folder: Path, columns: int) -> list[str]:
         head = f"{count:,} texts that the users' votes picked, {SEEDS}; of most votes:"
     else:
         rows = ReportFolder(folder).texts(SHOWN, first=front)
-        where = f"{SYNTHETIC} after {front:,} seeds" if front else SYNTHETIC
-        head = f"{count - front:,} synthetic texts, {where}; {len(rows)} spread evenly over them:"
+        after = f", after {front:,} seeds" if front else ""
+        head = (
+            f"{count - front:,} synthetic texts{after} in {SYNTHETIC}; {len(rows)} of them, evenly "
+            "spaced:"
+        )
     if not rows:
         return []
     room = columns - len(INDENT)

@@ -13,7 +13,7 @@ from typing import Any
 from privsyn_flower.app.cli.display import fitted, width
 from privsyn_flower.app.cli.ending import tell
 from privsyn_flower.app.preflight.data import default_generator
-from privsyn_flower.app.preflight.exchange import exchange_of
+from privsyn_flower.app.preflight.exchange import exchange_of, weak_vote
 from privsyn_flower.app.preflight.numbers import SURE, signal_of
 from privsyn_flower.app.preflight.plan import ModelPlan, Plan, plan_of, releases
 from privsyn_flower.app.preflight.speeds import Machine, Stage, spoken, this_machine, timed
@@ -142,6 +142,7 @@ def described(plan: Plan) -> str:
 def _parts(plan: Plan) -> Iterator[list[str]]:
     yield _privacy(plan)
     yield _device(plan)
+    yield _weak_vote(plan)
     yield [f"trust: {plan.trust}"]
     yield [f"machine: {plan.machine.summary()}"]
     yield ["models:", *_indented([_model(model) for model in plan.models])]
@@ -166,8 +167,8 @@ def _privacy(plan: Plan) -> list[str]:
         f"privacy: epsilon {at_most(made.epsilon)} of {at_most(made.target)} at delta "
         f"{made.delta:g}, {releases(made.phases)} releases, noise multiplier "
         f"{made.main.multiplier:.4f}",
-        *_indented([f"{p.name}: {p.rounds} rounds, at most {p.most} of one user, noise of the "
-                    f"{p.source}{_group(plan, p)}" for p in made.phases]),
+        *_indented([f"{p.name}: {_counted(p.rounds, 'round')}, at most {p.most} of one user, noise "
+                    f"of the {p.source}{_group(plan, p)}" for p in made.phases]),
         f"signal ({signal.kind}): " + signal.lines()[0],
         *_indented(signal.lines()[1:]),
     ]  # fmt: skip
@@ -179,10 +180,15 @@ def _group(plan: Plan, phase: Phase) -> str:
     return (
         asked
         and (
-            f", multiplier {phase.multiplier:.4f}, of {asked['users']:,} users on {asked['nodes']} "
-            f"{phase.group} nodes"
+            f", multiplier {phase.multiplier:.4f}, on "
+            f"{_counted(asked['nodes'], f'{phase.group} node')} with "
+            f"{_counted(asked['users'], 'user')}"
         )
     ) or ""
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _indented(lines: list[str]) -> list[str]:
@@ -218,6 +224,14 @@ def _device(plan: Plan) -> list[str]:
     need = f", {_bytes(found.memory)} of memory" if found.memory else ""
     lines.append(f"  its computing: {first}, for one user, {speed}{need}; Flower's own part apart")
     return lines
+
+
+def _weak_vote(plan: Plan) -> list[str]:
+    vote = weak_vote(plan.config)
+    if vote is None:
+        return []
+    signal, down, up = vote
+    return [f"a weak node, once: down {_bytes(down)}, up {_bytes(up)}; {signal.first()}"]
 
 
 def _model(model: ModelPlan) -> str:
@@ -264,7 +278,7 @@ def _disk(plan: Plan) -> str:
 
 def _findings(plan: Plan) -> list[str]:
     if not plan.findings:
-        return ["nothing speaks against it"]
+        return ["ready to run"]
     return [
         ("refused here: " if finding.fatal else "warning: ") + finding.text
         for finding in plan.findings

@@ -50,7 +50,9 @@ def publish(
     ] = "",
     benchmark_figures: Annotated[
         bool,
-        typer.Option("--benchmark-figures", help="Tell them: measured on private text, not noisy."),
+        typer.Option(
+            "--benchmark-figures", help="Include them (from private text, without noise)."
+        ),
     ] = False,
     no_privacy_claimed: Annotated[
         bool, typer.Option("--no-privacy-claimed", help="Publish what no privacy is claimed for.")
@@ -60,7 +62,10 @@ def publish(
     ] = False,
     drop_replayed: Annotated[
         bool,
-        typer.Option("--drop-found", help="Without these: by private text, so not as private."),
+        typer.Option(
+            "--drop-found",
+            help="Leave these out; the choice reads private text: no privacy claimed.",
+        ),
     ] = False,
     push: Annotated[str, typer.Option(metavar="OWNER/NAME", help="Upload it to the hub.")] = "",
     public: Annotated[

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from privsyn_flower.app.preflight.numbers import encoding
+from privsyn_flower.app.preflight.numbers import Signal, encoding, votes_signal
 from privsyn_flower.app.preflight.sizes import Size, model_files, size_of
 from privsyn_flower.app.preflight.speeds import Machine, memory_of, seconds_of
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.encoding.dense import DensePlan, padded_length
 from privsyn_flower.privacy.encoding.sizing import WrapAround
+from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.stages import Task, scoring, sequence_tokens, tokens_of
@@ -19,6 +20,7 @@ from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.evaluation.config import MeasureConfig
 from privsyn_flower.strategies.popri.config import PopriConfig
+from privsyn_flower.strategies.resource_adaptive.config import WEAK, ResourceAdaptiveConfig
 
 SAMPLE = 1024  # made-up candidates that are packed to see how many bytes one takes
 # At most, of a topic beside its row: the row's scale, and ten keywords in JSON.
@@ -66,12 +68,30 @@ def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
     return Exchange(count, bits, down, up, embedding + products, products, timed, need)
 
 
-def _answer(config: RunConfig, length: int | None) -> tuple[int | None, int | None]:
+def weak_vote(config: RunConfig) -> tuple[Signal, int | None, int | None] | None:
+    """Signal, bytes down and up of the one vote that weak nodes have; None of other methods."""
+    if not config.owns(ResourceAdaptiveConfig):
+        return None
+    (phase,) = (one for one in privacy_plan(config).phases if one.group == WEAK)
+    texts = config[ResourceAdaptiveConfig].pool * config.expand.samples
+    embedder = size_of("embedder", config)
+    users, _ = config.own.groups(config)[WEAK]
+    down = None
+    if embedder is not None:
+        topics = config[CtclConfig].topic_count * (embedder.dimension + 4)
+        down = question_bytes(config, texts, embedder.dimension) + 2 * texts + topics
+    signal = votes_signal(config, {"bound": 1.0}, users, phase.multiplier, texts)
+    return signal, down, _answer(config, texts, phase)[1]
+
+
+def _answer(
+    config: RunConfig, length: int | None, phase: Phase | None = None
+) -> tuple[int | None, int | None]:
     """Bits of a coordinate, bytes of an answer; None where there are no such integers."""
     if length is None:
         return None, None
     try:
-        plan = encoding(config, length)
+        plan = encoding(config, length, phase)
     except WrapAround:
         return None, None
     sent = plan.padded_length if isinstance(plan, DensePlan) else plan.length
@@ -87,13 +107,13 @@ def question_bytes(config: RunConfig, count: int, dimension: int) -> int:
     some = min(count, SAMPLE)
     rows = np.random.default_rng(0).standard_normal((some, dimension)).astype(np.float32)
     own, groups = config[PopriConfig], 0
-    if recipe_of(config).question(config)[0] == "votes":
-        query = Query.votes(rows, bound=1.0, model="")
-        groups = 2 * count * bool(config.classes and not config.owns(CtclConfig))
-    else:
+    if recipe_of(config).question(config)[0] == "scores":
         asked = own.dimension if own.dimension < dimension else 0
         query = Query.scores(rows, bound=1.0, model="", groups=[some], dimension=asked)
         groups = 4 * own.prompts
+    else:
+        query = Query.votes(rows, bound=1.0, model="")
+        groups = 2 * count * bool(config.classes and not config.owns(CtclConfig))
     extra = sum(array.nbytes for name, array in query.extra.items() if name == "projection")
     return round(query.packed[0].nbytes * count / some) + extra + groups
 

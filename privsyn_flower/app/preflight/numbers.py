@@ -256,7 +256,8 @@ MOST_EPSILON = 64  # times the run's: a larger one is no advice
 @dataclass(frozen=True)
 class Signal:
     """noise: standard deviation of one coordinate of what is released. expected: what the answers
-    come to there, under the assumption that `assumed` states. users: in that sum, on average."""
+    come to there, under the assumption that `assumed` states. users: of a round, on average.
+    rounds: how many of them are in the sum."""
 
     kind: str
     unit: str
@@ -265,23 +266,28 @@ class Signal:
     users: float
     assumed: str
     note: str = ""
+    rounds: int = 1
 
     @property
     def ratio(self) -> float:
         """Expected signal over noise."""
         return self.expected / self.noise if self.noise else math.inf
 
+    def first(self) -> str:
+        """Both numbers and what was assumed."""
+        times = f" x {self.rounds} rounds" if self.rounds > 1 else ""
+        return (
+            f"noise {self.noise:,.4g}, signal {self.expected:,.4g} {self.unit}: ratio "
+            f"{self.ratio:,.3g} ({self.assumed}; {self.users:,.0f} users{times} in the sum)"
+        )
+
     def lines(self) -> list[str]:
         """In words."""
-        first = (
-            f"noise {self.noise:,.4g}, signal {self.expected:,.4g} {self.unit}: ratio "
-            f"{self.ratio:,.3g} ({self.assumed}; {self.users:,.0f} users in the sum)"
-        )
         ratio = (
             "the ratio is the signal in standard deviations of the noise; it is readable from "
             f"{SURE} on, {'as here' if self.readable else 'which it is not here'}"
         )
-        return [first, ratio, *([self.note] if self.note else [])]
+        return [self.first(), ratio, *([self.note] if self.note else [])]
 
     @property
     def readable(self) -> bool:
@@ -340,7 +346,7 @@ def signal_of(config: RunConfig, coordinates: int | None) -> Signal:
         return _evaluation(config, users, noise)
     size = recipe_of(config).length(config)
     if kind == "votes":
-        return _votes(config, asked, users, noise, size)
+        return votes_signal(config, asked, users, noise, size)
     classes = max(1, len(split_list(config[PopriConfig].labels)))
     expected = bound * users / math.sqrt(size * classes)
     return Signal(
@@ -367,9 +373,10 @@ def _evaluation(config: RunConfig, users: float, noise: float) -> Signal:
     )  # fmt: skip
 
 
-def _votes(
-    config: RunConfig, options: dict[str, Any], users: float, noise: float, size: int
+def votes_signal(
+    config: RunConfig, options: Mapping[str, Any], users: float, noise: float, size: int
 ) -> Signal:
+    """Of a vote among so many candidates, whose clipping `options` has."""
     votes = one_users_votes(
         options.get("clip", "normalised"),
         float(options["bound"]),
@@ -417,6 +424,7 @@ def _update(config: RunConfig, coordinates: int | None) -> Signal:
             f"{whole * clip:,.4g}: ratio {answers / whole:,.3g}"
         )
     return Signal(
-        "update", f"in one direction, of {summed}", noise * clip, answers * clip, answers,
-        f"every update at training.clip-norm = {clip:g} and in that direction", note,
+        "update", f"in one direction, of {summed}", noise * clip, answers * clip,
+        answers / config.rounds,
+        f"every update at training.clip-norm = {clip:g} and in that direction", note, config.rounds,
     )  # fmt: skip

@@ -14,7 +14,13 @@ from typing import Any
 
 from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.app.preflight.data import HUB, left_out, long_texts
-from privsyn_flower.app.preflight.exchange import Exchange, exchange_of, past_bytes, trained
+from privsyn_flower.app.preflight.exchange import (
+    Exchange,
+    exchange_of,
+    past_bytes,
+    trained,
+    weak_vote,
+)
 from privsyn_flower.app.preflight.findings import Finding
 from privsyn_flower.app.preflight.machine import in_hub_cache
 from privsyn_flower.app.preflight.numbers import Signal, signal_of, weak
@@ -97,6 +103,13 @@ class Plan:
         users, nodes = self.config.own.groups(self.config)[phase.group]
         return {"group": phase.group, "users": users, "nodes": nodes}
 
+    def _weak_vote(self) -> dict[str, Any] | None:
+        vote = weak_vote(self.config)
+        if vote is None:
+            return None
+        signal, down, up = vote
+        return {**asdict(signal), "ratio": signal.ratio, "down": down, "up": up}
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         phases = [
@@ -125,6 +138,7 @@ class Plan:
             },
             "signal": self.signal and {**asdict(self.signal), "ratio": self.signal.ratio},
             "device": self.exchange and asdict(self.exchange),
+            "weak_vote": self._weak_vote(),
             "models": [asdict(model) for model in self.models],
             "stages": [asdict(stage) for stage in self.stages],
             "memory": self.memory,

@@ -65,10 +65,12 @@ class Machine:
 
     def summary(self) -> str:
         """In a line."""
-        where = f", {self.workers} workers" if self.device == "cpu" else f" ({self.device})"
+        workers = f", {self.workers} worker{'s' * (self.workers > 1)}"
+        where = workers if self.device == "cpu" else f" ({self.device})"
         return (
             f"{self.name}{where}, {self.memory / 2**30:.0f} GiB; measured: "
-            f"{self.operations / 1e9:,.0f} GFLOP/s in products, {len(self.speeds)} kinds of work"
+            f"{self.operations / 1e9:,.0f} GFLOP/s in matrix products, {len(self.speeds)} kinds of "
+            "work"
         )
 
 

@@ -77,8 +77,8 @@ class ResourceAdaptiveConfig(MethodTable):
         least = LEAST_NODES if config.aggregation == "secure" else 1
         if nodes < least or users < nodes:
             raise ValueError(
-                f"{nodes} {group} nodes of {users} users {keys}: a sum needs at least {least} "
-                "nodes, of a user or more each; raise nodes, or change the share"
+                f"{nodes} {group} node{'s' * (nodes != 1)} with {users} users {keys}: a sum needs "
+                f"at least {least} nodes, of a user or more each; raise nodes, or change the share"
             )
         needed = math.ceil(config.min_surviving_weight * users - 1e-9)
         needed += math.ceil(config.colluding_weight * config.data.users - 1e-9)

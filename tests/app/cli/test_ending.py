@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_texts_then_the_claim_then_what_they_were_worth(folder: Path) -> None:
     lines = ending(WHOLE, folder).splitlines()
-    assert lines[0].startswith("1,508 synthetic texts, synthetic.jsonl; 5 spread evenly")
+    assert lines[0].startswith("1,508 synthetic texts in synthetic.jsonl; 5 of them")
     assert [line.split()[1] for line in lines[1:6]] == ["0", "20", "40", "60", "80"]
     told = " ".join(" ".join(lines[6:]).split())
     assert told.startswith("privacy Epsilon = 1.29 at delta = 3e-06 for each user")
@@ -88,7 +88,7 @@ def test_seeds_that_are_the_result_are_told_as_such(tmp_path: Path) -> None:
 def test_what_was_written_is_told_and_not_the_seeds_in_front(folder: Path) -> None:
     facts = {**SUMMARY, "synthetic_samples": 100, "seeds": 60, "seeds_in_front": 60}
     lines = ending(facts, folder).splitlines()
-    head = "40 synthetic texts, synthetic.jsonl after 60 seeds; 5 spread evenly over them:"
+    head = "40 synthetic texts, after 60 seeds in synthetic.jsonl; 5 of them, evenly spaced:"
     assert " ".join(lines[:2]).startswith(head) or lines[0] == head
     assert [line.split()[1] for line in lines[1:6]] == ["60", "68", "76", "84", "92"]
     write_jsonl(folder / "seeds.jsonl", [{"text": "a seed"}])

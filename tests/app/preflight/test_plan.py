@@ -212,12 +212,12 @@ def test_the_command(place: Path) -> None:
     assert {path.name for path in set(place.iterdir()) - before} == {"cache"}
     assert {path.name for path in (place / "cache").iterdir()} == {"speeds.json", "speeds.lock"}
     text = CliRunner().invoke(app, ["plan", "run.toml"]).stdout
-    assert text.startswith("privacy: epsilon ") and "nothing speaks against it" in text
+    assert text.startswith("privacy: epsilon ") and "ready to run" in text
     assert "the ratio is the signal in standard deviations of the noise" in text
     assert "do not tell whether public text is of the users' domain" in text
     tiny = CliRunner().invoke(app, ["plan", "run.toml", "--set", "models.generator=tiny"]).stdout
     assert "warning: expand.samples = 0: the result is the seeds" in tiny
-    assert "nothing speaks against it" not in tiny
+    assert "ready to run" not in tiny
     Path("users.jsonl").unlink()
     missing = CliRunner().invoke(app, ["plan", "run.toml"])
     assert missing.exit_code == 0 and "refused here: " in missing.stdout
@@ -230,9 +230,7 @@ def test_too_few_users_are_warned_of_with_what_it_takes(tmp_path: Path) -> None:
     plan = planned(config, tmp_path / "run")
     assert plan.signal is not None and not plan.signal.readable and plan.ready
     (found,) = [one.text for one in plan.findings if "times the noise" in one.text]
-    assert found in plans.described(plan) and "nothing speaks against it" not in plans.described(
-        plan
-    )
+    assert found in plans.described(plan) and "ready to run" not in plans.described(plan)
     users, epsilon = re.findall(r"about ([\d,]+) users .* epsilon = ([\d.]+) at", found)[0]
     for name, value in (("data.users", int(users.replace(",", ""))), ("epsilon", float(epsilon))):
         for share, enough in ((1.0, True), (0.9, False)):
@@ -273,3 +271,22 @@ def test_texts_longer_than_the_embedder_reads_are_counted(place: Path) -> None:
     data = config.data.model_copy(update={"sample_words": 300})
     _, cut = long_texts(config.model_copy(update={"data": data}))
     assert "data.public-path" in cut.text and "lower data.sample-words" in cut.text
+
+
+def test_a_weak_nodes_one_vote_is_in_the_plan(tmp_path: Path) -> None:
+    config = load_config(ROOT / "configs" / "resource-adaptive-test.toml")
+    plan = planned(config, tmp_path / "run")
+    vote, text = plan.as_dict()["weak_vote"], plans.described(plan)
+    texts, users = 3 * 24, 21  # pool x expand.samples; half of 42
+    (phase,) = [one for one in plan.phases if one.group == "weak"]
+    assert vote["noise"] == phase.multiplier and vote["users"] == users
+    assert vote["ratio"] == pytest.approx(users * 8**0.5 / texts / phase.multiplier)
+    assert texts * 64 < vote["down"] < 2 * texts * 64 and texts <= vote["up"] <= 8 * texts
+    assert "\na weak node, once: down 5.42 kB, up 216 bytes; noise 0.2169, signal" in text
+    assert "21 users x 2 rounds in the sum" in text and "topics: 1 round, at most" in text
+    assert "on 3 weak nodes with 21 users" in text
+
+
+def test_other_methods_have_no_weak_nodes(tmp_path: Path) -> None:
+    plan = planned(load_config(ROOT / "configs" / "dp-fedavg-test.toml"), tmp_path / "run")
+    assert plan.as_dict()["weak_vote"] is None and "weak node" not in plans.described(plan)

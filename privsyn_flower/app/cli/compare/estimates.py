@@ -263,10 +263,14 @@ def _course(own: Sequence[Difference], axis: str) -> str:
         for (sign, before), (next_, after) in itertools.pairwise(signs)
         if sign != next_
     ]
-    if not signs:
-        cross = "they cannot be told apart on this grid"
+    if turns:
+        cross = f"they cross {' and '.join(turns)}"
+    elif any(one.reach is None for one in own):
+        cross = "whether they cross is not decided"
+    elif signs:
+        cross = "they do not cross on this grid"
     else:
-        cross = f"they cross {' and '.join(turns)}" if turns else "they do not cross on this grid"
+        cross = "they cannot be told apart on this grid"
     return f"{cross} (the first is {course})"
 
 

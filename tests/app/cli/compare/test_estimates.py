@@ -191,6 +191,7 @@ def test_where_curves_cross() -> None:
     assert untold.startswith("No order against ") and "for want of an interval" in untold
     (partly,) = crossings(grid, [*bare[:1], *pairs[1:]])
     assert "without an interval at 250, ahead at 1000" in partly
+    assert "whether they cross is not decided" in partly
     assert numeric(grid, "users") == {"250": 250.0, "1000": 1000.0, "4000": 4000.0}
     named = GridConfig.model_validate({"axes": {"model": [{"name": "small"}, {"name": "big"}]}})
     assert numeric(named, "model") is None
