@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.cli.proximity import described, texts_at
+from privsyn_flower.app.public import source
 from privsyn_flower.config import RunConfig
-from privsyn_flower.data import reading
 from privsyn_flower.privacy.wording import CHOSEN_TEXT
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods.proximity import remember_start
@@ -246,7 +246,7 @@ def test_what_a_file_says_of_itself_is_no_terminals(finished: Path, tmp_path: Pa
 
 
 def test_a_line_without_an_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MAX_LINE", 8)
+    monkeypatch.setattr(source, "MAX_LINE", 8)
     path = tmp_path / "plain.txt"
     path.write_text("one\n" + "x" * 100 + "\n12345678\ntwo")
     pool = texts_at(path, "text", RunConfig().data, False)
