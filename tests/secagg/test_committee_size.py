@@ -38,7 +38,8 @@ def test_the_page_has_the_figures() -> None:
     assert f"{small} of 30 nodes, {middle} of 100, {large} of 1,000" in page
     assert f"{sizes[1].up(100):.1f} times as long at 100 nodes" in page
     assert f"is sent {sizes[1].down(100):.1f} vectors" in page
-    assert f"at 1,000 {sizes[2].up(1000):.1f} and {sizes[2].down(1000):.0f}" in page
+    up, down = sizes[2].up(1000), sizes[2].down(1000)
+    assert f"at 1,000 nodes, {up:.1f} times and {down:.1f} vectors" in page
 
 
 def test_too_many_colluders_leave_no_committee() -> None:

@@ -143,7 +143,9 @@ def test_a_run_without_rounds_left_tries_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed in the expansion: on a resume the generator is used for what it was paid for."""
-    config = small_config(shared, causal_folder, **{**WRITES, "rounds": 1})
+    config = small_config(
+        shared, causal_folder, **{**WRITES, "rounds": 1, "expand.include-seeds": False}
+    )
     expand = synthesis.expand
 
     def killed(*_: Any, **__: Any) -> Any:
