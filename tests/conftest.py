@@ -29,6 +29,10 @@ from privsyn_flower.strategies.engine.run_ledger import open_ledger
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
+# Tests give what they start a HOME of their own, which these variables would go before.
+for variable in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
+    os.environ.pop(variable, None)
+
 WORDS = (
     "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel neuron lemma "
     "theorem proof axiom graph vertex edge colour metre second voltage current field charge"

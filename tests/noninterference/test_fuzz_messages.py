@@ -131,7 +131,7 @@ def _check(reply: Message) -> None:
         return
     assert name == "answer"
     ticket = {"protocol", "code", "run", "query", "round", "attempt"}
-    facts = {"protocol", "code", "weight", "partition", "deployed", "seeded"}
+    facts = {"protocol", "code", "weight", "partition", "deployed", "seeded", "resources"}
     more = {"vector"} if record["code"] == "ok" else {"key"}
     assert set(record) <= ticket | more or set(record) == facts
     assert record.get("key", "queries") in POLICY_KEYS
