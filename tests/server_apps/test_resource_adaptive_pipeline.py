@@ -123,7 +123,7 @@ def test_plan_shows_both_groups_and_the_vote_is_audited(config: RunConfig, tmp_p
         line for line in described(plan).splitlines() if "nodes" in line and "multiplier" in line
     ]
     assert len(lines) == 3
-    assert "votes: 1 rounds" in lines[2] and "of 9 users on 3 weak nodes" in lines[2]
+    assert "votes: 1 round," in lines[2] and "on 3 weak nodes with 9 users" in lines[2]
     phases = plan.as_dict()["privacy"]["phases"]
     assert [phase["group"] for phase in phases] == ["strong", "strong", "weak"]
     found = audit(config.model_copy(update={"epsilon": 5.0}), trials=200, kind="votes")

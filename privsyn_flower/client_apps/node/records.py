@@ -24,13 +24,7 @@ import numpy as np
 from privsyn_flower.client_apps.node.lifetime import NOTHING, Limit, Spent, cost, spent_epsilon
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records_file import RecordsFile
-from privsyn_flower.client_apps.node.schedule import (
-    LARGEST_NUMBER,
-    Schedule,
-    admitted,
-    attend,
-    join_group,
-)
+from privsyn_flower.client_apps.node.schedule import LARGEST_NUMBER, Schedule, admitted, attend
 from privsyn_flower.common.arrays import Bools
 from privsyn_flower.protocol.wire import Refusal, WireError
 
@@ -94,10 +88,12 @@ class NodeRecords:
             if stage == "unmask":
                 _end_rows(database, run, query, round, self.file)
 
-    def join(self, run: str, asked: str, own: str) -> None:
+    def join(self, run: str, group: str, own: str) -> None:
         """Before a question for one group of a run's nodes: as `schedule.join_group`."""
+        from privsyn_flower.client_apps.node.schedule import join_group
+
         with self.file.transaction() as database:
-            join_group(database, run, asked, own)
+            join_group(database, run, group, own)
 
     def end_rows(self, run: str, query: str, round: int) -> None:
         """After an answer in the clear, which no stage follows: as `mark_stage` of the last one."""

@@ -16,12 +16,13 @@ from privsyn_flower.privacy.ledger.journal import (
     Charge,
     LedgerError,
     append_row,
+    belongs,
     locked,
     parsed,
     read_rows,
     replay,
 )
-from privsyn_flower.privacy.ledger.ledger import Ledger, belongs, new_charge
+from privsyn_flower.privacy.ledger.ledger import Ledger, new_charge
 
 
 class LedgerInUse(LedgerError):
