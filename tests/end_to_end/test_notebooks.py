@@ -32,7 +32,7 @@ def test_the_tutorial(home: Path) -> None:
     told = printed(notebook)
     assert "Epsilon = 4 at delta = 1e-05 for each user" in told and str(home) not in told
     assert len(re.findall(r"round \d: epsilon so far", told)) == 3
-    assert re.search(r"^12 synthetic texts, synthetic.jsonl after \d+ seeds", told, re.MULTILINE)
+    assert re.search(r"^12 synthetic texts, after \d+ seeds in synthetic.jsonl", told, re.MULTILINE)
     # What is kept was printed by these cells: all figures that do not depend on noise.
     for cell, kept in zip(notebook.cells, nbformat.read(TUTORIAL, as_version=4).cells, strict=True):
         assert cell.source == kept.source
