@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from privsyn_flower.common.files import DataError
 from privsyn_flower.config import DataConfig, RunConfig
 from privsyn_flower.data import Federation, prepare
-from privsyn_flower.data.federation import PREFIX, SUFFIX, canaries
+from privsyn_flower.data.canaries import PREFIX, SUFFIX, canaries
 
 LONG = " and so on and on, as such texts do when nobody stops them in time"
 POOL = [f"text {i} has some words of its own and the number {i} in it{LONG}" for i in range(50)]

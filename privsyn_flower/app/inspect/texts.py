@@ -20,8 +20,9 @@ from privsyn_flower.common.files import DataError, file_digest
 from privsyn_flower.common.units import words
 from privsyn_flower.config import RunConfig, cache_folder, load_config
 from privsyn_flower.data import Federation, load_users, prepare
+from privsyn_flower.data.canaries import Canary
 from privsyn_flower.data.chunks import cut
-from privsyn_flower.data.federation import Canary, prepared_key
+from privsyn_flower.data.federation import prepared_key
 from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.text_files import public_groups
 from privsyn_flower.data.users import Sample

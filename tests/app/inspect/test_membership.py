@@ -20,7 +20,7 @@ from privsyn_flower.app.inspect.membership import (
     measure,
     smallest_auc,
 )
-from privsyn_flower.data.federation import Canary
+from privsyn_flower.data.canaries import Canary
 from tests.app.inspect.rigs import people, sentence, texts
 
 
