@@ -170,8 +170,9 @@ def _check(
     """The owner's policy, then the kind's own conditions, before a private text is opened."""
     if ticket.query != query.kind:
         raise WireError(Refusal.MALFORMED, f"a ticket for {ticket.query!r} on {query.kind!r}")
-    if (asked := query.options.get("resources")) is not None:
-        node.records.join(ticket.run, str(asked), node.facts.resources)
+    group, own = query.options.get("resources"), node.facts.resources
+    if group is not None and group != own:
+        raise WireError(Refusal.SETUP, f"a question for {group!r} nodes: resources = {own!r} here")
     schedule, terms = Schedule.of(query), _terms(query, ticket, noise)
     if node.policy is not None:
         check_query(
@@ -193,6 +194,8 @@ def _check(
     kind.check(query, node)
     if node.policy is not None:
         check_work(node.policy, kind.tokens(query))
+    if group is not None:  # by a question that this node would answer, and no other
+        node.records.join(ticket.run, own)
 
 
 def _terms(query: Query, ticket: Ticket, noise: Noise) -> Terms | None:

@@ -15,14 +15,21 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
-from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
+from privsyn_flower.client_apps.node.device import (
+    Node,
+    UserTexts,
+    alone,
+    base_model,
+    check_ends,
+    open_node,
+)
 from privsyn_flower.common.arrays import I64
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.metrics import shard_metrics
 from privsyn_flower.text.models.batches import SpecialTokens
-from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, check_special_tokens, load_scorer
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, load_scorer
 from privsyn_flower.text.models.parameters import (
     MOST_MODELS,
     Parameters,
@@ -78,14 +85,6 @@ def special_tokens(query: Query) -> SpecialTokens:
             ends: SpecialTokens = known
             return ends
     raise WireError(Refusal.MALFORMED, "special-tokens is not one of the known")
-
-
-def check_ends(folder: Path, ends: SpecialTokens) -> None:
-    """Refuse special tokens that this node's base lacks. Raises WireError."""
-    try:
-        check_special_tokens(folder, ends)
-    except ValueError as error:
-        raise WireError(Refusal.MALFORMED, str(error)) from None
 
 
 def _shipped(query: Query, folder: Path) -> list[Parameters]:

@@ -19,8 +19,14 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
-from privsyn_flower.client_apps.evaluation import check_ends
-from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
+from privsyn_flower.client_apps.node.device import (
+    Node,
+    UserTexts,
+    alone,
+    base_model,
+    check_ends,
+    open_node,
+)
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.client_apps.node.policy import check_model
 from privsyn_flower.client_apps.votes import user_rows

@@ -36,8 +36,8 @@ from privsyn_flower.secagg.cohort import Session
 
 PROTOCOL = 9
 TRAIN = "train"  # the message type of updates: what Flower's own training rounds travel as
-LARGEST_SCALE = 1e9  # of a row: its norm must be finite in float32
 EVALUATE = "evaluate"  # and of evaluations by an app's own metrics: what Flower's evaluations do
+LARGEST_SCALE = 1e9  # of a row: its norm must be finite in float32
 
 
 class Refusal(StrEnum):

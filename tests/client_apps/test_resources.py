@@ -11,6 +11,7 @@ import pytest
 
 from privsyn_flower.client_apps import private_training
 from privsyn_flower.client_apps.node.device import open_node
+from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records import NodeRecords
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.question import Query
@@ -101,15 +102,29 @@ def test_drop_in_nodes_know_their_group(tmp_path: Path, loopback: Any) -> None:
 def test_a_node_stays_in_the_group_in_which_it_began_a_run(tmp_path: Path) -> None:
     """An owner who changes it pays in the next run; this run's other group charges other users."""
     records = NodeRecords(tmp_path / "node.sqlite")
-    with pytest.raises(wire.WireError, match="a question for 'strong' nodes") as caught:
-        records.join("run", "strong", "weak")
-    assert caught.value.code is Refusal.SETUP
     for run in ("run", "run-topics", "run"):
-        records.join(run, "strong", "strong")
+        records.join(run, "strong")
     with pytest.raises(wire.WireError, match="begun with resources = 'strong'") as caught:
-        NodeRecords(tmp_path / "node.sqlite").join("run-votes", "weak", "weak")
+        NodeRecords(tmp_path / "node.sqlite").join("run-votes", "weak")
     assert caught.value.code is Refusal.POLICY
-    records.join("another", "weak", "weak")
+    records.join("another", "weak")
+    with pytest.raises(wire.WireError, match="run of 257 characters") as caught:
+        records.join("r" * 257, "weak")
+    assert caught.value.code is Refusal.POLICY
+
+
+def test_a_question_that_is_refused_binds_no_node(tmp_path: Path, loopback: Any) -> None:
+    """The owner may then name the other group, and the run still has this node's answer."""
+    plain, _ = ask()
+    here = node(tmp_path)
+    weak = replace(here, facts=replace(here.facts, resources="weak"))
+    strict = replace(weak, policy=Policy(queries=["scores"], aggregation=["plain"]))
+    query = plain.only_for("weak")
+    message = wire.ask(query, TICKET, noise(1e-5), 1, 5, 60.0)
+    assert refusal(reply(message, strict), query) is Refusal.POLICY
+    strong = replace(here, facts=replace(here.facts, resources="strong"))
+    message = wire.ask(plain.only_for("strong"), TICKET, noise(1e-5), 1, 5, 60.0)
+    assert len(wire.read_answer(reply(message, strong), TICKET, query.length, 32).residues)
 
 
 # Votes within topics ---------------------------------------------------------------------------

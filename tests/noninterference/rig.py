@@ -8,6 +8,7 @@ handlers, real pipelines; messages travel as Flower's bytes.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import logging
@@ -260,7 +261,9 @@ def _fail_on_marked(monkeypatch: Any) -> None:
             check(texts, Panic)
             return made.embed(texts)
 
-        return SimpleNamespace(embed=embed)
+        copied = copy.copy(made)  # a node may keep it: for other tests' texts it is as the real one
+        copied.embed = embed
+        return copied
 
     monkeypatch.setattr(embedders, "load_embedder", load_embedder)
     real_encode, real_train = Scorer.encode, LoadedLM.train

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,9 @@ import numpy as np
 import pytest
 
 from privsyn_flower.training.low_rank import initial_parameters
-from tests.text.conftest import causal_folder, make_tokenizer  # noqa: F401 - fixtures
+from tests.text.conftest import causal_folder, in_one_thread, make_tokenizer  # noqa: F401 - fixtures
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small lose far more to waiting threads than they gain."""
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+one_thread = pytest.fixture(autouse=True, scope="module", name="one_thread")(in_one_thread)
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,16 @@ SENTENCES = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
+def in_one_thread() -> Iterator[None]:
     """Models this small lose far more to waiting threads than they gain."""
     torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+one_thread = pytest.fixture(autouse=True, scope="package", name="one_thread")(in_one_thread)
 
 
 def make_tokenizer(folder: Path, *, masked: bool, vocabulary: int = 600) -> Any:

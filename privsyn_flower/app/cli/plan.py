@@ -177,14 +177,12 @@ def _privacy(plan: Plan) -> list[str]:
 def _group(plan: Plan, phase: Phase) -> str:
     """Whom alone a phase asks, and its own noise."""
     asked = plan.group_of(phase)
+    if not asked:
+        return ""
+    nodes = _counted(asked["nodes"], f"{phase.group} node")
     return (
-        asked
-        and (
-            f", multiplier {phase.multiplier:.4f}, on "
-            f"{_counted(asked['nodes'], f'{phase.group} node')} with "
-            f"{_counted(asked['users'], 'user')}"
-        )
-    ) or ""
+        f", multiplier {phase.multiplier:.4f}, on {nodes} with {_counted(asked['users'], 'user')}"
+    )
 
 
 def _counted(number: int, word: str) -> str:

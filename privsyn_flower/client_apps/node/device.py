@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.app import Context
 
@@ -36,6 +37,9 @@ from privsyn_flower.protocol.greeting import RESOURCES, Hello
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.secagg import Cohort
+
+if TYPE_CHECKING:
+    from privsyn_flower.text.models.batches import SpecialTokens
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -129,6 +133,16 @@ def base_model(query: Query, node: Node) -> Path:
             Refusal.MODEL, f"the query is about the base {query.model}, this node has {found}"
         )
     return folder
+
+
+def check_ends(folder: Path, ends: SpecialTokens) -> None:
+    """Refuse special tokens that this node's base lacks. Raises WireError(MALFORMED)."""
+    from privsyn_flower.text.models.lm_metrics import check_special_tokens
+
+    try:
+        check_special_tokens(folder, ends)
+    except ValueError as error:
+        raise WireError(Refusal.MALFORMED, str(error)) from None
 
 
 @contextlib.contextmanager

@@ -24,7 +24,13 @@ import numpy as np
 from privsyn_flower.client_apps.node.lifetime import NOTHING, Limit, Spent, cost, spent_epsilon
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records_file import RecordsFile
-from privsyn_flower.client_apps.node.schedule import LARGEST_NUMBER, Schedule, admitted, attend
+from privsyn_flower.client_apps.node.schedule import (
+    LARGEST_NUMBER,
+    Schedule,
+    admitted,
+    attend,
+    join_group,
+)
 from privsyn_flower.common.arrays import Bools
 from privsyn_flower.protocol.wire import Refusal, WireError
 
@@ -88,12 +94,11 @@ class NodeRecords:
             if stage == "unmask":
                 _end_rows(database, run, query, round, self.file)
 
-    def join(self, run: str, group: str, own: str) -> None:
+    def join(self, run: str, resources: str) -> None:
         """Before a question for one group of a run's nodes: as `schedule.join_group`."""
-        from privsyn_flower.client_apps.node.schedule import join_group
-
+        _check_names(run=run)
         with self.file.transaction() as database:
-            join_group(database, run, group, own)
+            join_group(database, run, resources)
 
     def end_rows(self, run: str, query: str, round: int) -> None:
         """After an answer in the clear, which no stage follows: as `mark_stage` of the last one."""
@@ -209,9 +214,8 @@ class NodeRecords:
     def knows(self, user: str) -> bool:
         """Whether this user took part or withdrew here."""
         with self.file.transaction() as database:
-            row = database.execute(
-                "SELECT 1 FROM users WHERE id = ?", self.file.ids([user])
-            ).fetchone()
+            (id_,) = self.file.ids([user])
+            row = database.execute("SELECT 1 FROM users WHERE id = ?", (id_,)).fetchone()
         return row is not None
 
     def at_limit(self, policy: Policy, more: Spent) -> int:
@@ -327,10 +331,8 @@ def sweep_vectors(database: sqlite3.Connection, file: RecordsFile) -> None:
     """
     from privsyn_flower.client_apps.node.past_vectors import sweep
 
-    sweep(
-        file.path.parent / FOLDER,
-        {token for (token,) in database.execute("SELECT token FROM vectors")},
-    )
+    known = {token for (token,) in database.execute("SELECT token FROM vectors")}
+    sweep(file.path.parent / FOLDER, known)
 
 
 def _check_later(

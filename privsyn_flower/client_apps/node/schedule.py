@@ -156,14 +156,12 @@ def _count(options: Mapping[str, object], name: str) -> int:
     return value
 
 
-def join_group(database: sqlite3.Connection, run: str, group: str, own: str) -> None:
+def join_group(database: sqlite3.Connection, run: str, own: str) -> None:
     """Keep the group in which a node answers a run, its questions beside the rounds (RUN-NAME) too.
 
-    group: of the question. own: of the node's config now. Raises WireError: SETUP when they differ,
-    POLICY when the node began the run in another group, whose charge its users have.
+    own: of the node's config now. Raises WireError(POLICY) when the node began the run in another
+    group, whose charge its users have.
     """
-    if group != own:
-        raise WireError(Refusal.SETUP, f"a question for {group!r} nodes: resources = {own!r} here")
     # Not in every node's file, and nothing else depends on it.
     database.execute("CREATE TABLE IF NOT EXISTS joined (run TEXT PRIMARY KEY, resources TEXT)")
     whole = run.partition("-")[0]

@@ -129,10 +129,7 @@ class Ledger:
     ) -> str:
         """Write a charge before its query is sent; returns the charge's id.
 
-        total_variation: distance of the noise from (rounded) Gaussian noise. sampling_rate:
-        probability with which each user takes part, hidden from the adversary. group: as `Charge`
-        has it. Raises BudgetExceeded or DuplicateCharge before anything is written, ValueError on
-        values that no release has (`Charge`).
+        Values as of `Charge`. Raises BudgetExceeded, DuplicateCharge, ValueError: nothing written.
         """
         wanted = new_charge(noise_multiplier, total_variation, sampling_rate, group)
         with locked(self.path) as handle:
