@@ -103,7 +103,8 @@ hub: install  ## build/hub: the Flower Hub bundle, its rules checked, built by F
 images:  ## both container images by deploy/Dockerfile, with podman (apt install podman mmdebstrap)
 # Without a registry Debian's packages make the same base.
 	podman image exists $(DEBIAN) || podman pull --quiet $(DEBIAN) \
-	|| mmdebstrap --quiet --variant=minbase bookworm - | podman import --quiet - $(DEBIAN)
+	|| { mkdir -p build && mmdebstrap --quiet --variant=minbase bookworm build/debian.tar \
+	&& podman import --quiet build/debian.tar $(DEBIAN); }
 # chroot: the other isolations need cgroups, which a container may not have.
 	for role in node server; do podman build --isolation chroot --network host $(IMAGE_BUILD) \
 	-f deploy/Dockerfile --target $$role -t privsyn-flower-$$role:0.1.0 . || exit 1; done
