@@ -16,7 +16,7 @@ from typing import Any
 # modules import any of the libraries, in every process of ours and in an app that uses this
 # package, whatever they were. What was imported earlier has read its own by then (Flower's
 # commands, when they are started as they are): set them where such a process starts, too
-# (docs/runs.md). SECURITY.md has a row for each library.
+# (docs/flwr-run.md). SECURITY.md has a row for each library.
 NO_TELEMETRY = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -146,6 +146,7 @@ TYPED = {
     "README.md": "`pip`, and what tests/end_to_end/test_examples.py runs",
     "audit.md": "minutes of trials",
     "deployment.md": "other machines, other accounts and certificates",
+    "flwr-run.md": "minutes of Flower: tests/end_to_end/test_examples.py runs the app",
     "generators.md": "GPUs and model servers",
     "methods.md": "runs of the papers' sizes, data of a hub",
     "performance.md": "benchmarks of minutes",
@@ -409,7 +410,7 @@ def test_every_kind_of_question_has_its_claim() -> None:
         (PopriConfig, "checkpoint", "privacy.md"),
         (PopriConfig, "select", "privacy.md"),
         (GenerationConfig, "backend", "generators.md"),
-        (EvaluationConfig, "rival", "runs.md"),
+        (EvaluationConfig, "rival", "run-folder.md"),
         (TrainingConfig, "parameters", "methods.md"),
         (TrainingConfig, "lora_factors", "methods.md"),
         (TrainingConfig, "server_optimizer", "methods.md"),
@@ -487,9 +488,9 @@ def test_the_table_of_popri_is_that_of_the_configurations() -> None:
 
 
 def test_variables_of_reporting_are_all_named() -> None:
-    runs = text_of(DOCS / "runs.md")
+    page = text_of(DOCS / "flwr-run.md")
     for name, value in NO_TELEMETRY.items():
-        assert f"{name}={value}" in runs
+        assert f"{name}={value}" in page
 
 
 def test_the_page_of_deployment_has_every_key_of_node_and_policy() -> None:

@@ -68,9 +68,9 @@ def test_every_metric_of_a_training_is_explained(tmp_path: Path, loopback: Any) 
     assert "fraction_within" in row and "evaluate.accuracy" in row
     assert set(row) - {"evaluate.accuracy"} - metrics_of_the_page() == set()
     kept = {path.stem for path in (tmp_path / "models").glob("*.safetensors")}
-    runs = text_of(ROOT / "docs" / "runs.md")
+    page = text_of(ROOT / "docs" / "run-folder.md")
     assert {"training-start", "training-0001"} == kept
-    assert all(f"`{name}.safetensors`" in runs for name in ("training-start", "training-0003"))
+    assert all(f"`{name}.safetensors`" in page for name in ("training-start", "training-0003"))
 
 
 def test_the_table_of_trainings_is_that_of_the_configurations() -> None:

@@ -169,7 +169,7 @@ def seen(
         f"privsyn plan {configurations}/votes.toml",
         f"{sys.executable} -c '{FIGURE}'",
     ]
-    # As docs/runs.md says for Flower's own command.
+    # As docs/flwr-run.md says for Flower's own command.
     plain = {**NO_TELEMETRY, **NO_CLOUD_METADATA, "FLWR_HOME": f"{RUNS}/flower"}
     plain |= {"RAY_TMPDIR": f"{RUNS}/ray"}
     variables = " ".join(f"{name}={value}" for name, value in plain.items())
