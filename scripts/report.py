@@ -39,7 +39,7 @@ STRUCTURE = re.compile(
 )
 SMALL = {0.0, 1.0, 2.0}
 # Of a page's cell: links but for their words, places on the page, what intervals and rows are of.
-ASIDES = re.compile(r" \(\[below\]\(.+?\)\)| \([^()]*'s runs\)|users~ |\[([^\]]+)\]\([^)]+\)")
+ASIDES = re.compile(r" \(\[below\]\(.+?\)\)| \(runs of [^()]*\)|users~ |\[([^\]]+)\]\([^)]+\)")
 
 
 def value(name: str, key: str, form: str) -> str:

@@ -71,8 +71,8 @@ class Participants:
     """Who takes part in an answer, PRIVATE; both are (users,).
 
     eligible: whose turn it is, within all limits. sampled: of these, who is in the sum. The node
-    does the same work for all who are eligible and sums the sampled: saved work would show the
-    server, by the time of the answer, who was sampled. round: of the ticket, public.
+    does the same work for all who are eligible and sums the sampled: otherwise the time of the
+    answer would show who was sampled (`central`: sampled only). round: of the ticket, public.
     """
 
     eligible: Bools
@@ -82,11 +82,11 @@ class Participants:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of query. check(query, node): refuses, by public causes only, what this node
+    """One kind of query. check(query, node): refuses, for public causes only, what this node
     cannot answer. vectors(query, users, participants, plan, node): makes the encoded vectors of all
     `participants.eligible` users (PRIVATE), and returns the sum (encoded_length,) int64 of those in
-    `participants.sampled`; plan: an IntegerPlan, of updates a DensePlan. tokens(query): most of one
-    user that go through models, by a query that passed `check`."""
+    `participants.sampled`; plan: an IntegerPlan, of updates a DensePlan. tokens(query): the most
+    tokens of one user that models read for a query that passed `check`."""
 
     check: Callable[[Query, Node], None]
     vectors: Callable[[Query, UserTexts, Participants, Any, Node], I64]
@@ -187,7 +187,7 @@ def _check(
             model=query.model,
             round=ticket.round,
             source=noise.source,
-            # Only a turn of a rota over users is in a sum, though all nodes answer it.
+            # With a rota over users all nodes answer; only users whose turn it is are in the sum.
             cycle=schedule.cycle or 1,
             past_vectors=terms.matrix.bands - 1 if terms else 0,
         )
@@ -333,7 +333,7 @@ def _data_failures(  # type: ignore[no-untyped-def]
 def guarded(
     message: Message, handler: Callable[[], Message], context: Context | None = None
 ) -> Message:
-    """Run a handler so that only codes leave the node; the text is for this device's own log."""
+    """Run a handler so that only codes and policy keys leave the node; texts go to its own log."""
 
     def refused(code: Refusal | Code, error: Exception, key: str = "") -> Message:
         text = str(error) if isinstance(error, EXPLAINED) else type(error).__name__

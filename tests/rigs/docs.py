@@ -33,6 +33,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def metrics_of_the_page() -> set[str]:
-    page = text_of(ROOT / "docs" / "run-folder.md").partition("\n## Metrics")[2].partition("\n## ")[0]
-    firsts = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    page = text_of(ROOT / "docs" / "run-folder.md")
+    section = page.partition("\n## Metrics")[2].partition("\n## ")[0]
+    firsts = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     return {name for first in firsts for name in re.findall(r"`([^`]+)`", first)}

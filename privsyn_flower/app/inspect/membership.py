@@ -1,13 +1,13 @@
 """Membership: can private users be told from people whom the run never asked, or canaries guessed?
 
-Every attack scores users, larger where one was more likely asked. The AUC of private against
-held-out users by it is 0.5 where nothing is told; guesses by it bound epsilon from below
-(`best_bound`), beside which the claim stands.
+Every attack scores users, higher for those more likely asked. Its AUC of private against held-out
+users is 0.5 where nothing is revealed; guesses by it bound epsilon from below (`best_bound`), to be
+compared with the claim.
 
-The bound of one run: Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846), theorem 5.2: of m
-independent fair draws, each of which changes what a mechanism is given, one that is (epsilon,
-delta)-DP in each lets nobody guess r of them, v of these correctly, more often than `p_value` says.
-Which are guessed may depend on the mechanism's output, and on the draws through that alone.
+The bound of one run: Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846), theorem 5.2. Let m
+independent fair draws each change the input of a mechanism that is (epsilon, delta)-DP in each.
+Then nobody guesses r of them, v of these correctly, more often than `p_value` says. Which are
+guessed may depend on the mechanism's output, but on the draws only through it.
 
 - Canaries: a draw each decides whether one user is there, so epsilon and delta are the run's.
 - People: one who was asked and one who was not are paired at random, and the draw is which of both
@@ -121,7 +121,7 @@ def _canaries(texts: Texts, figures: dict[str, Any]) -> Sample | None:
 
 def _people(texts: Texts, figures: dict[str, Any]) -> Sample | None:
     """Both sides without the texts that several people have; None, with the reason, where no test
-    is. A text of two people would else be left on the larger side alone more often."""
+    is possible. Otherwise a text of two people would more often stay on the larger side alone."""
     if not texts.held_out:
         figures["missing"] = NO_HELD_OUT
         return None
@@ -260,7 +260,7 @@ def described(figures: dict[str, Any]) -> list[str]:
         users = figures["users"]
         lines.append(
             f"  {users['private']:,} private against {users['held_out']:,} held-out users, AUC with"
-            f" 95 % interval; so many show {figures['smallest_auc']:.3f} (80 % power, test at 5 %)"
+            f" 95 % interval; detectable: {figures['smallest_auc']:.3f} (80 % power, test at 5 %)"
         )
     lines += [line for name, own in figures.get("attacks", {}).items() for line in _line(name, own)]
     if figures.get("texts_of_several_left_out"):

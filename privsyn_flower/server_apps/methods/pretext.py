@@ -160,7 +160,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         return found
 
     def ready(self, strategy: Evolution[Any]) -> None:
-        """The variation, then the expansion of what are no seeds yet, and the training on them."""
+        """Tries the variation, then expansion and training on the population, not seeds yet."""
         super().ready(strategy)
         if not self.config.expand.samples:
             return

@@ -32,7 +32,7 @@ class PrEText(Evolution[PreTextConfig]):
         return PreTextConfig()
 
     def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
-        """votes (m,): noisy and public. Algorithm 1, lines 6-9; Algorithm 2, line 17."""
+        """released (m,): noisy votes, public. Algorithm 1, lines 6-9; Algorithm 2, line 17."""
         weights = self.votes_above_threshold(rnd, released, noise_std)
         survivors = [self.population[i] for i in self.survivors(rnd, released, weights)]
         # Line 11: the seed set is the union of all rounds' distinct survivors.

@@ -31,7 +31,7 @@ class ResourceAdaptiveConfig(MethodTable):
         "config says so, and in a simulation they are the last"
     )  # fmt: skip
     weak_users: int = Field(
-        0, ge=0, description="declared users of weak nodes; 0: nodes have equally many"
+        0, ge=0, description="declared users of all weak nodes; 0: each node has equally many"
     )
     pool: int = Field(
         4, ge=2, le=64, description="texts written, and voted on, for each of expand.samples"
@@ -42,7 +42,7 @@ class ResourceAdaptiveConfig(MethodTable):
         return True
 
     def groups(self, config: CommonConfig) -> Mapping[str, tuple[int, int]]:
-        """Strong nodes, whom the rounds ask, and weak ones; each has at least one."""
+        """(users, nodes) of the strong group, which the rounds ask, and of the weak one."""
         weak = min(max(1, round(self.weak_share * config.nodes)), max(1, config.nodes - 1))
         strong = config.nodes - weak
         whole, rest = divmod(config.data.users, config.nodes)  # as users are dealt to nodes
@@ -69,7 +69,7 @@ class ResourceAdaptiveConfig(MethodTable):
             self._check_group(config, group, users, nodes)
 
     def _check_group(self, config: CommonConfig, group: str, users: int, nodes: int) -> None:
-        """All who are assumed colluding may be in this group."""
+        """The group suffices for a sum, even if all assumed colluders are in it."""
         keys = (
             f"(nodes = {config.nodes}, data.users = {config.data.users}, resource-adaptive."
             f"weak-share = {self.weak_share}, weak-users = {self.weak_users})"

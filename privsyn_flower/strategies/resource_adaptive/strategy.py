@@ -2,7 +2,7 @@
 
 Only that paper's abstract was at hand: strong clients fine-tune a generator with DP, weak ones vote
 once for its text, within topics. Decided here: the training is CTCL's, and so is the histogram of
-topics, which strong nodes answer; nobody is asked by both groups, so each has the whole budget.
+topics, which strong nodes answer; no node is in both groups, so each has the whole budget.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ VOTES = "votes"  # the phase of the weak nodes' vote, and the folder of its rele
 
 
 def by_groups(training: Sequence[Phase], spare_rounds: int = 1) -> list[Phase]:
-    """CTCL's phases for strong nodes, and one vote of weak nodes. One failed attempt of it is paid
-    for where the rounds have spare ones."""
+    """CTCL's phases for strong nodes, and one vote of weak nodes. The budget covers one
+    failed attempt at the vote if the rounds have spare ones."""
     strong = [replace(phase, group=STRONG) for phase in training]
     return [*strong, Phase(VOTES, spare=min(1, spare_rounds), group=WEAK)]
 

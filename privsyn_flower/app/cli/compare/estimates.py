@@ -52,7 +52,7 @@ class Line:
         if not self.reference:
             return self.method.title
         said = self.runs[0].benchmark.get("methods", {}).get(self.reference, self.reference)
-        return f"{said} ({self.method.title}'s runs)"
+        return f"{said} (runs of {self.method.title})"
 
     @property
     def trust(self) -> str:

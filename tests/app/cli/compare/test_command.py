@@ -51,7 +51,7 @@ def test_a_grid_is_run_once_and_written(
     line = next(line for line in page.splitlines() if line.startswith("| PrE-Text |"))
     cells = line.split(" | ")
     assert ["no guarantee" in cell for cell in cells[1:]] == [False, True]
-    private = next(line for line in page.splitlines() if "(c) private (PrE-Text's runs)" in line)
+    private = next(line for line in page.splitlines() if "(c) private (runs of PrE-Text)" in line)
     assert private.count("no guarantee") == 2
     assert "PrE-Text and dp-fedavg along epsilon: they do not cross on this grid" in page
     assert len(rows(out, "runs.csv")) == 9

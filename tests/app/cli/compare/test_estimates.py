@@ -228,7 +228,7 @@ def test_tables_of_one_grid(tmp_path: Path) -> None:
     page = markdown(grid, lines, found, [*runs, gone])
     assert "| text | 0.2100<br>users~ [0.2000, 0.2300]<br>seeds [0.0829, 0.3371] |" in page
     assert "- train, users 4000, seed 1: the disk was full" in page
-    assert page.index("Noise of the nodes") < page.index("| (c) (text's runs) |")
+    assert page.index("Noise of the nodes") < page.index("| (c) (runs of text) |")
     row = next(r for r in table_csv(lines).splitlines() if r.startswith("train,result,4000"))
     # one of two seeds is missing: no interval over seeds; megabytes and seconds are the run's
     assert row.split(",")[3:10] == ["accuracy", "0.25", "0.24", "0.27", "", "", "1"]
