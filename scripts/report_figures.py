@@ -68,7 +68,7 @@ def measured(one: Json, name: str = "") -> tuple[float, float, float]:
 
 def accuracy_figure(axes: Axes) -> None:
     """Each method's accuracy at both epsilons, between what public and private text give."""
-    rows, left = list(chats()), 0.155
+    rows, left = list(chats()), 0.15
     for number, (_, kept) in enumerate(rows):
         for epsilon, one in kept.items():
             (middle, low, high), (color, shift) = measured(one), COLORS[epsilon]
