@@ -127,7 +127,10 @@ def update(message, context):
     if stage_of(message) == "mask" and (folder / "hold").exists():
         (folder / "held").touch()
         time.sleep(600)
-    return main.update(message, context)
+    reply = main.update(message, context)
+    while stage_of(message) == "mask" and (folder / "late").exists():
+        time.sleep(0.05)
+    return reply
 """
 
 
@@ -155,10 +158,13 @@ class Breaker(threading.Thread):
         self._kill(TOO_MANY)
 
     def _kill(self, nodes: tuple[int, ...]) -> None:
-        """When they are next asked for their rows; then start them again."""
+        """When they are next asked for their rows; start them again before the others answer."""
         places = [self.federation.node_folder(node) for node in nodes]
+        late = [self.federation.node_folder(node) / "late" for node in set(range(NODES)) - {*nodes}]
         for place in places:
             (place / "hold").touch()
+        for mark in late:
+            mark.touch()
         for place in places:
             self._wait(place / "held")
             (place / "hold").unlink()
@@ -166,6 +172,8 @@ class Breaker(threading.Thread):
         for node in nodes:
             os.killpg(self.federation.facts["nodes"][node]["pid"], signal.SIGKILL)
         self.federation.start()
+        for mark in late:
+            mark.unlink()
         self.done.append(f"nodes {nodes}")
 
     def _wait(self, path: Path) -> None:
