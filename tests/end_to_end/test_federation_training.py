@@ -139,6 +139,7 @@ def federation(mini: Path) -> Iterator[LocalFederation]:
     """Four SuperNodes with six users each."""
     with commanded_federation(mini, "training-federation", USERS, NODES, POLICY) as found:
         yield found
+        found.stop()  # the nodes that were started again end as this process's children
 
 
 class Breaker(threading.Thread):
