@@ -2,7 +2,8 @@
 
 Six SuperNodes answer PrE-Text's questions under secure aggregation. A ClientApp made for this
 test leaves out the nodes' noise, so that a release must equal the survivors' sum to the last
-integer, and stops where a node is to be killed. Everything else is what a user runs.
+integer, and stops where a node is to be killed; the ServerApp of one test waits for nobody who is
+gone. Everything else is what a user runs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from privsyn_flower.privacy.encoding.sizing import distance_each
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import encoding_of
-from tests.end_to_end.conftest import commanded_federation
+from tests.end_to_end.conftest import commanded_federation, left_running
 from tests.end_to_end.listening import IN, OUT, tried
 from tests.strangers import descendants, listeners
 
@@ -45,13 +46,15 @@ NODES, USERS = 6, 36
 # unmask it. Every stage, and any number of nodes, is tests/secagg/test_rounds.py's.
 KILLS = [("mask", 1), ("unmask", 4)]
 OUT_OF_IT = 1  # killed before its masked vector arrived; who dies later is in, and unmasked
+LEFT = (0, 2, 3, 5)  # the nodes of the run after that, with 24 users
+TOO_LIGHT = 2  # whose loss leaves 18 of them, where 22 are needed: 0.6 of all
 
 CONFIG = """
 epsilon = 50.0
 noise-multiplier = 2.0
 rounds = 1
-nodes = 6
-min-surviving-weight = 0.7
+nodes = {nodes}
+min-surviving-weight = {weight}
 stage-timeout = 500.0
 round-timeout = 500.0
 node-timeout = 120.0
@@ -80,7 +83,7 @@ samples = 0
 
 POLICY = """
 min-noise-multiplier = 2.0
-min-surviving-weight = 25.0
+min-surviving-weight = 22.0
 lifetime-epsilon = 50.0
 """
 
@@ -114,6 +117,15 @@ def votes(message, context):
     return main.votes(message, context)
 """
 
+# Nodes that are late are waited for at the start; the test knows of those killed that none returns.
+SERVER = """
+from privsyn_flower.server_apps.main import app
+from privsyn_flower.strategies.engine.cohort import Cohort
+
+__all__ = ["app"]
+Cohort._nobody_else = lambda self, here: self._waited
+"""
+
 
 @pytest.fixture(scope="module")
 def federation(mini: Path) -> Iterator[LocalFederation]:
@@ -122,40 +134,41 @@ def federation(mini: Path) -> Iterator[LocalFederation]:
         yield found
 
 
-@pytest.fixture
-def config(mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def configured(
+    mini: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, weight: float
+) -> Path:
     """A configuration file of one round; the runs' ClientApp becomes this test's."""
     monkeypatch.setitem(launch.MODULES, "client", CLIENT)
-    path = tmp_path / "run.toml"
-    path.write_text(CONFIG.format(cache=tmp_path, public=mini / "public.jsonl"))
+    path, public = folder / "run.toml", mini / "public.jsonl"
+    path.write_text(CONFIG.format(cache=folder, public=public, nodes=nodes, weight=weight))
     return path
 
 
-class Killer(threading.Thread):
-    """Kills nodes when they have been asked a stage; restarts or unregisters them."""
+def lose(federation: LocalFederation, node: int) -> None:
+    """Kill a node that runs, and do what an operator does about one that is gone for good: once
+    it is unregistered the server need not wait for its stage-timeout."""
+    facts = federation.facts["nodes"][node]
+    if federation._runs(facts["pid"]):
+        os.killpg(facts["pid"], signal.SIGKILL)
+        federation._flwr("supernode", "unregister", facts["node_id"], CONNECTION)
 
-    def __init__(
-        self, federation: LocalFederation, kills: list[tuple[str, int]], *, restart: bool
-    ) -> None:
+
+class Killer(threading.Thread):
+    """Kills nodes for good when they have been asked a stage."""
+
+    def __init__(self, federation: LocalFederation, kills: list[tuple[str, int]]) -> None:
         super().__init__(daemon=True)
-        self.federation, self.kills, self.restart = federation, kills, restart
+        self.federation, self.kills = federation, kills
         self.killed: list[int] = []
         for stage, node in kills:
             (federation.node_folder(node) / f"hold-{stage}").touch()
 
     def run(self) -> None:
         for stage, node in self.kills:
-            folder = self.federation.node_folder(node)
-            while not (folder / f"reached-{stage}").exists():
+            while not (self.federation.node_folder(node) / f"reached-{stage}").exists():
                 time.sleep(0.1)
-            # Once a node is unregistered the server need not wait for its stage-timeout.
-            os.killpg(self.federation.facts["nodes"][node]["pid"], signal.SIGKILL)
             self.killed.append(node)
-            if self.restart:
-                self.federation.start()
-            else:  # what an operator does about nodes that are gone for good
-                node_id = self.federation.facts["nodes"][node]["node_id"]
-                self.federation._flwr("supernode", "unregister", node_id, CONNECTION)
+            lose(self.federation, node)
 
 
 @pytest.fixture(autouse=True)
@@ -208,12 +221,13 @@ def test_a_stranger_is_refused_at_every_port(federation: LocalFederation) -> Non
 
 
 def test_nodes_killed_before_and_after_arrival_leave_the_survivors_exact_sum(
-    federation: LocalFederation, config: Path, tmp_path: Path
+    federation: LocalFederation, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "run"
-    killer = Killer(federation, KILLS, restart=True)
+    config, folder = configured(mini, tmp_path, monkeypatch, NODES, 0.7), tmp_path / "run"
+    killer = Killer(federation, KILLS)
     killer.start()
     assert run_command(config, [f"run-folder={folder}"], None, federation.folder) == folder
+    killer.join()
     assert killer.killed == [node for _, node in KILLS]
     alive = [node for node in range(NODES) if node != OUT_OF_IT]
     released = RunFolder(folder).load_release(1)
@@ -229,28 +243,29 @@ def test_nodes_killed_before_and_after_arrival_leave_the_survivors_exact_sum(
 
 
 def test_too_many_killed_unmasks_nothing(
-    federation: LocalFederation, config: Path, tmp_path: Path
+    federation: LocalFederation, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four of six masked vectors arrive, too light: nobody is asked more, nothing is charged."""
-    federation.start()
-    folder = tmp_path / "run"
-    gone, left = (1, 2), (0, 3, 4, 5)
-    killer = Killer(federation, [("mask", node) for node in gone], restart=False)
+    """Three of four masked vectors arrive, too light: nobody is asked more, nothing is charged."""
+    for _, node in KILLS:  # the test before has, unless this runs alone
+        lose(federation, node)
+    monkeypatch.setitem(launch.MODULES, "server", SERVER)
+    config, folder = configured(mini, tmp_path, monkeypatch, len(LEFT), 0.6), tmp_path / "run"
+    killer = Killer(federation, [("mask", TOO_LIGHT)])
     killer.start()
     with pytest.raises(RunFailed, match="TooFewNodes"):
         run_command(config, [f"run-folder={folder}"], None, federation.folder)
-    assert killer.killed == list(gone)
+    killer.join()
+    assert killer.killed == [TOO_LIGHT]
     assert not list((folder / "releases").glob("*"))
     assert not (folder / "summary.json").exists()
     rows = ledger(folder)
     assert {row["kind"] for row in rows} == {"reserve", "void"}
     assert "nothing was revealed" in rows[1]["reason"]
-    for node in left:
+    for node in set(LEFT) - {TOO_LIGHT}:
         assert (federation.node_folder(node) / "reached-mask").exists()
         for stage in ("confirm", "unmask"):
             assert not (federation.node_folder(node) / f"reached-{stage}").exists()
-    for node in gone:
-        assert started_under(federation.node_folder(node) / "flower") == []
+    assert left_running(str(federation.node_folder(TOO_LIGHT) / "flower")) == []
 
 
 def test_a_stopped_federation_is_named_with_its_remedy(federation: LocalFederation) -> None:

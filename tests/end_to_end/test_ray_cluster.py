@@ -16,7 +16,7 @@ from privsyn_flower.app.local.ray_cluster import ClusterError, check_cluster
 from privsyn_flower.config import load_config
 from tests.end_to_end.conftest import flwr, left_running, privsyn
 from tests.ray_nodes import RayNode
-from tests.rigs.run import finish, wait_for
+from tests.rigs.run import command, finish, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 ROOT = Path(__file__).parent.parent.parent
@@ -44,7 +44,7 @@ def member(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "")  # as unset; a run in this process sets it
 
 
 def namespaces() -> list[str]:
@@ -62,9 +62,7 @@ def test_a_wrong_address_or_token_is_refused(
 ) -> None:
     folder = mini / "nowhere"
     settings = ["--set", f"run-folder={folder}"]
-    code, _, err = finish(
-        privsyn("run", mini / "mini.toml", "--ray", "127.0.0.1:1", *settings, cwd=mini)
-    )
+    code, _, err = command("run", mini / "mini.toml", "--ray", "127.0.0.1:1", *settings, cwd=mini)
     assert code == 1 and "no Ray cluster answers at 127.0.0.1:1" in err[-1]
     assert not folder.exists()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "ab" * 32)
