@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
 import time
@@ -123,6 +124,14 @@ def no_power_cuts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def libraries_are_no_garbage() -> None:
+    """Collections pass over what is loaded: with torch and transformers each takes a third of a
+    second, and a training asks for two."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
