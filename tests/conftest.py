@@ -6,6 +6,7 @@ import functools
 import gc
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -126,12 +127,17 @@ def no_power_cuts() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
+@functools.cache
+def _leave_alone(_hundreds_of_modules: int) -> None:
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
 def libraries_are_no_garbage() -> None:
     """Collections pass over what is loaded: with torch and transformers each takes a third of a
     second, and a training asks for two."""
-    gc.collect()
-    gc.freeze()
+    _leave_alone(len(sys.modules) // 100)
 
 
 @pytest.fixture(autouse=True, scope="session")
