@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
+import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -117,12 +120,32 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+class NotWaiting(sqlite3.Connection):
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        waits = sql.startswith("PRAGMA synchronous =")
+        return super().execute("PRAGMA synchronous = OFF" if waits else sql, *values)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_power_cuts() -> Iterator[None]:
     """Nothing in this process waits for the disk: what a kill leaves is in the system's memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=NotWaiting))
         yield
+
+
+@functools.cache
+def _leave_alone(_hundreds_of_modules: int) -> None:
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def libraries_are_no_garbage() -> None:
+    """Collections pass over what is loaded: with torch and transformers each takes a third of a
+    second, and a training asks for two."""
+    _leave_alone(len(sys.modules) // 100)
 
 
 @pytest.fixture(autouse=True, scope="session")

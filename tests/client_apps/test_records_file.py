@@ -49,7 +49,8 @@ def test_files_are_for_their_owner_and_name_no_user(path: Path) -> None:
     assert not any(b"user's name" in item.read_bytes() for item in path.parent.iterdir())
 
 
-def test_every_answer_is_synced_to_disk(path: Path) -> None:
+def test_every_answer_is_synced_to_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "connect", sqlite3.dbapi2.connect)  # as outside of tests
     with RecordsFile(path).transaction() as database:
         assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert database.execute("PRAGMA synchronous").fetchone() == (3,)

@@ -87,10 +87,8 @@ def test_the_papers_models_and_the_miniatures_are_among_them() -> None:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OF_NODES)
-def test_integers_are_so_fine_that_all_releases_fit(name: str) -> None:
-    config = SHIPPED[name]
+def integers_are_so_fine_that_all_releases_fit(config: RunConfig) -> None:
+    """For `test_shipped.py`."""
     plan, query = plan_of(config), question(config)
     noise = integer_noise(plan, query)  # raises where 32 or 56 bits do not hold the sum
     together = privacy_plan(config).releases * total_variation(query, noise)

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from privsyn_flower.app.preflight.numbers import noise_of
-from privsyn_flower.config import load_config
 from privsyn_flower.privacy.accounting import calibrate
-from privsyn_flower.privacy.accounting.calibration import DOUBTFUL_SHARE, infeasibilities
-from privsyn_flower.server_apps.privacy_plan import baseline
-
-FOLDER = Path(__file__).parents[2] / "configs"
-OTHERS = {*FOLDER.glob("compare-*.toml"), *FOLDER.glob("*-public.toml")}  # no runs
-FILES = [*sorted({*FOLDER.glob("*.toml")} - OTHERS), *sorted(FOLDER.glob("papers/*.toml"))]
-CONFIGS = [path for path in FILES if baseline(load_config(path)) is None]
+from privsyn_flower.privacy.accounting.calibration import infeasibilities
 
 
 def about(**changes: Any) -> list[tuple[bool, str]]:
@@ -48,18 +37,3 @@ def test_noise_is_weighed_against_all_who_answer() -> None:
 def test_a_tiny_epsilon_for_few_users_is_hopeless() -> None:
     noise = calibrate(0.001, 9, 3e-6)
     assert noise > 4000 and about(epsilon=0.001, noise=noise)[0][0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [  # thousands of sampled rounds: the search for CTCL's noise takes a second each
-        pytest.param(path, marks=pytest.mark.slow if "ctcl" in path.stem else (), id=path.stem)
-        for path in CONFIGS
-    ],
-)
-def test_shipped_configurations_are_far_from_both_limits(path: Path) -> None:
-    config = load_config(path)
-    assert config.delta * config.data.users < 0.5
-    noise, answers, _ = noise_of(config)
-    assert 0 < noise < DOUBTFUL_SHARE / 10 * answers

@@ -25,6 +25,18 @@ gguf = pytest.importorskip("gguf")
 from tests.rigs.gguf_files import write_gguf  # noqa: E402
 
 WHAT = "models.generator = 'smollm2'"
+# Processes begin as copies of one that has loaded what takes seconds, and nothing else.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    [
+        "pytest",
+        "gguf",
+        "transformers.models.llama.modeling_llama",
+        "transformers.modeling_gguf_pytorch_utils",
+        "transformers.generation",
+        "privsyn_flower.text.models.gguf_import",
+    ]
+)
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +108,8 @@ def _import(file: Path, cache: Path, made: Any) -> None:
 
 @pytest.mark.slow
 def test_of_two_processes_one_makes_it(file: Path, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    made: Any = context.Queue()
-    both = [context.Process(target=_import, args=(file, tmp_path, made)) for _ in range(2)]
+    made: Any = PROCESSES.Queue()
+    both = [PROCESSES.Process(target=_import, args=(file, tmp_path, made)) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
@@ -126,8 +137,7 @@ def _killed(file: Path, cache: Path, at: float) -> None:
 def test_a_kill_at_any_step_leaves_nothing_that_is_read(
     file: Path, tmp_path: Path, at: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_killed, args=(file, tmp_path, at))
+    process = PROCESSES.Process(target=_killed, args=(file, tmp_path, at))
     process.start()
     process.join(1500)
     assert process.exitcode == -(signal.SIGXFSZ if at == 2.5 else signal.SIGKILL)

@@ -33,7 +33,6 @@ from tests.rigs.plan import BOX
 from tests.rigs.preflight_preflight import place as place
 
 ROOT = Path(__file__).parents[3]
-PAPERS = sorted((ROOT / "configs" / "papers").glob("*.toml"))
 NODE = replace(BOX, name="a GPU", device="cuda", memory=80 * 2**30, operations=5e14)
 
 
@@ -41,13 +40,11 @@ def planned(config: RunConfig, folder: Path, machine: Machine = BOX) -> Plan:
     return plan_of(absolute_paths(config, folder), folder, machine)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", PAPERS, ids=lambda p: p.stem)
-def test_every_paper_configuration_has_a_plan(path: Path, tmp_path: Path) -> None:
-    config = load_config(path, {"cache": str(tmp_path / "cache")})
+def it_has_a_plan(name: str, config: RunConfig, tmp_path: Path) -> None:
+    """Of a paper's configuration, for `tests/config/test_shipped.py`."""
     plan = planned(config, tmp_path / "run")
     told, text = json.loads(plans.as_json(plan)), plans.described(plan)
-    if path.stem.startswith("evaluation-gboard"):  # of models that nobody has
+    if name.startswith("evaluation-gboard"):  # of models that nobody has
         assert told["privacy"]["releases"] == 2 and told["privacy"]["epsilon"] <= config.epsilon
         assert "the model is not here, and no table has its size" in text
         return
