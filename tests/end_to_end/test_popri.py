@@ -1,4 +1,7 @@
-"""POPri through real `flwr run`s: killed while it trains, and resumed to the same bits; DP-RFT."""
+"""POPri through real `flwr run`s: killed while it trains, and resumed to the same bits.
+
+DP-RFT, whose messages are of the same kinds, in this process.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,18 @@ import numpy as np
 import pytest
 
 from privsyn_flower.app.cli.ending import NOT_USABLE
-from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import load_config
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.server_apps.run import Run
-from tests.conftest import node_context
 from tests.end_to_end.conftest import left_running, privsyn
-from tests.rigs.run import finish, private_texts, wait_for
+from tests.rigs.run import check_nothing_private, finish, private_texts, wait_for
+from tests.server_apps import in_process
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
-ROUNDS, EPOCHS = 2, 15
-HANDLERS = {"query.hello": client.hello, "query.scores": client.scores}
+ROUNDS, EPOCHS = 2, 8
 POPRI = """
 method = "popri"
 stage-timeout = 300.0
@@ -68,22 +68,6 @@ def config(mini: Path, causal_folder: Path) -> Path:
     path = mini / "popri.toml"
     path.write_text(POPRI.format(mini=text, epochs=EPOCHS))
     return path
-
-
-def reference(config: Path, folder: Path, loopback: Any) -> Any:
-    """The same run in this process, never interrupted; returns its grid."""
-    values = load_config(config)
-
-    def node(number: int) -> Any:
-        named = {"partition-id": number, "num-partitions": values.nodes}
-        context = node_context(named, values.flat(), number + 1)
-        return lambda message: HANDLERS[message.metadata.message_type](message, context)
-
-    grid = loopback({i + 1: node(i) for i in range(values.nodes)})
-    run = RunFolder(folder)
-    with run.lock():
-        Run(values, grid, run).run()
-    return grid
 
 
 def content_bytes(message: Any) -> bytes:
@@ -127,7 +111,7 @@ def test_killed_while_training_and_resumed(
     assert [row["kind"] for row in ledger].count("commit") == ROUNDS
 
     whole = mini / "popri-whole"
-    grid = reference(config, whole, loopback)
+    _, grid = in_process.run(load_config(config), loopback, whole)
     for rnd in range(1, ROUNDS + 1):
         one, two = RunFolder(folder).load_release(rnd), RunFolder(whole).load_release(rnd)
         assert one is not None and np.array_equal(one, two)
@@ -142,23 +126,21 @@ def test_killed_while_training_and_resumed(
     assert not any(text in seen for text in private_texts(mini))
 
 
-def test_votes_are_rewards_of_what_was_written(mini: Path, config: Path) -> None:
-    """DP-RFT: a round of it, by the same nodes."""
+def test_votes_are_rewards_of_what_was_written(
+    mini: Path, config: Path, one_thread: None, loopback: Any
+) -> None:
+    """DP-RFT: a round of it, by the same nodes and questions, in this process."""
     path, folder = mini / "dp-rft.toml", mini / "dp-rft"
     path.write_text(config.read_text().replace('method = "popri"', 'method = "dp-rft"'))
-    changes = ("rounds=1", "popri.epochs=1", "dp-rft.threshold=0.0", f"run-folder={folder}")
-    options = [word for change in changes for word in ("--set", change)]
-    code, _, err = finish(privsyn("run", path, *options, cwd=mini))
-    assert code == NOT_USABLE, "\n".join(err)  # a random Llama has learned next to nothing
-    summary = json.loads((folder / "summary.json").read_text())
+    changes = {"rounds": 1, "popri.epochs": 1, "dp-rft.threshold": 0.0}
+    summary, _ = in_process.run(load_config(path, changes), loopback, folder)
     assert (summary["method"], summary["rounds"]) == ("dp-rft", 1)
+    assert summary["unusable"]  # a random Llama has learned next to nothing
     (row,) = read_jsonl(folder / "metrics.jsonl")
     assert 0 < row["candidates_alive"] <= row["responses_asked"] and row["prompts_taught"] > 0
     assert row["training_clipped"] == 0.0 and row["training_kl"] == pytest.approx(0.0, abs=1e-6)
     assert (folder / "popri" / "round-0001" / "epoch-1" / "adapter_model.safetensors").is_file()
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    private = private_texts(mini)
-    assert not any(text in file.read_bytes() for file in files for text in private)
+    check_nothing_private(folder, mini)
 
 
 def check_folder(folder: Path, mini: Path) -> None:
@@ -176,8 +158,4 @@ def check_folder(folder: Path, mini: Path) -> None:
     weights = [path for path in folder.rglob("*") if path.suffix in {".safetensors", ".bin", ".pt"}]
     assert len(weights) == ROUNDS * EPOCHS
     assert {path.name for path in weights} == {"adapter_model.safetensors"}
-    private = private_texts(mini)
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    for file in files:
-        data = file.read_bytes()
-        assert not any(text in data for text in private), file
+    check_nothing_private(folder, mini)
