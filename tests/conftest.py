@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
 import time
@@ -131,6 +132,15 @@ def one_command_line() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.testing._get_command", functools.cache(get_command))
         yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_old_is_garbage(request: pytest.FixtureRequest) -> None:
+    """What is there before a slow test, libraries above all, is not searched for garbage in it, as
+    every training of transformers does twice: half of a small training's time."""
+    if request.node.get_closest_marker("slow"):
+        gc.collect()  # of what is new since the last one
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

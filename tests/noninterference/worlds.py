@@ -86,6 +86,7 @@ TRAINING: dict[str, Any] = {
     "training.learning-rate": 0.5,
     "training.max-steps": 2,
     "training.evaluate": True,
+    "evaluation.learning-rates": "1e-3",  # of public text: of several, each is tried on more of it
     "evaluation.sequence-length": 16,
 }
 FTRL: dict[str, Any] = {
