@@ -289,8 +289,14 @@ def deployed(case: Case, place: Path, users: Mapping[str, list[Row]], models: Pa
 WEIGHTS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3) / 8, "b": np.float32([0.5, -1.0])}
 
 
+_users_of = functools.cache(
+    load_users
+)  # path -> user -> texts: a file is read once, not by every call
+
+
 def _texts(context: Context) -> dict[str, list[str]]:
-    return load_users(str(context.node_config["texts"]))
+    found: dict[str, list[str]] = _users_of(str(context.node_config["texts"]))
+    return found
 
 
 def _users(context: Context) -> list[str]:
