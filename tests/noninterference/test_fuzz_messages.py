@@ -169,9 +169,9 @@ def conversations(
             names = list(rows)[(NODE - 1) * HOSTED : NODE * HOSTED]
             write(folder / "node.jsonl", {name: rows[name] for name in names}, case.columns)
             twins.append(Twin(folder, _config(case, folder, causal_folder, rig, app), app))
+        tracemalloc.start()  # it makes all that follows slower
         return Conversation(asked, twins, rig.stream, lines)
 
-    tracemalloc.start()
     yield talk
     tracemalloc.stop()
     logger.removeHandler(handler)

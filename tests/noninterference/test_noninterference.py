@@ -47,10 +47,7 @@ FEW: list[tuple[Case, tuple[str, ...]]] = [
         Case("dp-fedavg", False, "parquet", values=(("training.adaptive-clipping", True),)),
         ("together", "raising"),
     ),
-    (
-        Case("dp-fedavg", True, "csv", values=(("sampler", "poisson"), ("sampling-rate", 0.5))),
-        ("together", "empty"),
-    ),
+    (Case("dp-fedavg", True, "csv", values=POISSON), ("together", "empty")),
     (Case("dp-fedavg", False, "jsonl", held_out=True), ("together", "blank")),
     (Case("dp-ftrl", True, "jsonl"), ("together", "raising")),
     (Case("matrix", True, "jsonl"), ("together",)),

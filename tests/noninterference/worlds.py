@@ -86,6 +86,7 @@ TRAINING: dict[str, Any] = {
     "training.learning-rate": 0.5,
     "training.max-steps": 2,
     "training.evaluate": True,
+    "evaluation.learning-rates": "1e-3",  # of public text: of several, each is tried on more of it
     "evaluation.sequence-length": 16,
 }
 FTRL: dict[str, Any] = {
@@ -288,8 +289,14 @@ def deployed(case: Case, place: Path, users: Mapping[str, list[Row]], models: Pa
 WEIGHTS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3) / 8, "b": np.float32([0.5, -1.0])}
 
 
+_users_of = functools.cache(
+    load_users
+)  # path -> user -> texts: a file is read once, not by every call
+
+
 def _texts(context: Context) -> dict[str, list[str]]:
-    return load_users(str(context.node_config["texts"]))
+    found: dict[str, list[str]] = _users_of(str(context.node_config["texts"]))
+    return found
 
 
 def _users(context: Context) -> list[str]:

@@ -198,7 +198,7 @@ def test_expand_only_shows_public_texts_and_resumes(
 def test_expand_private_shows_private_texts_and_says_so(
     configured: Any, shared: Path, tmp_path: Path, shown: list[str]
 ) -> None:
-    summary = run(configured("expand-private"), tmp_path)
+    summary = run(configured("expand-private", **{"evaluation.controls": ""}), tmp_path)
     assert shown and all(same_words(prompt) for prompt in shown)
     assert not set(texts(tmp_path)) & private_lines(shared)
     assert summary["epsilon"] is None and trust_of(summary) == NONE

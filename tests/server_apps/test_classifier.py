@@ -50,7 +50,7 @@ clip-norm = 0.15
 [evaluation]
 task = "classification"
 sequence-length = 32
-steps = 40
+steps = 4
 batch-size = 16
 learning-rates = "3e-4"
 controls = ""

@@ -15,10 +15,12 @@ from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.data import Federation, label_of, prepare
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods.sft import imitations
+from privsyn_flower.server_apps.methods.synthesis import Synthesis
 from privsyn_flower.text.models.adapters import WEIGHTS
 from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.variation import Rewrite
 from tests.conftest import sentences
+from tests.rigs.training_pipeline import Killed, killing
 from tests.server_apps.in_process import CONFIGS, one_thread, run, shared, small_config, texts
 
 pytestmark = pytest.mark.slow
@@ -132,7 +134,8 @@ def test_votes_within_classes_of_public_text(
     and the text that is written has the class of the seeds that the generator was shown."""
     own = {f"{method}.labels": ", ".join(LABELS), f"{method}.lookahead": 2, "expand.samples": 9}
     values = {**labelled, **own, f"{method}.clip": "worst-case", f"{method}.vote-bound": 3.0}
-    config = configured(shared, causal_folder, method, benchmark=True, **values)
+    values |= {"benchmark": True, "evaluation.controls": "noise"}
+    config = configured(shared, causal_folder, method, **values)
     summary, _ = run(config, loopback, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     users = Federation(prepare(config.data, tmp_path / "cache")).shard(0, 1)
@@ -234,7 +237,10 @@ def test_aug_pe_on_reviews_end_to_end(
     with pytest.raises(RuntimeError, match="went away"):
         run(config, loopback, tmp_path / "broken")
     (tmp_path / "fail").unlink()
-    run(config, loopback, tmp_path / "broken")
+    with monkeypatch.context() as patch:  # the benchmark is that of the other run
+        killing(patch, Synthesis, "benchmark")
+        with pytest.raises(Killed):
+            run(config, loopback, tmp_path / "broken")
     assert read_jsonl(tmp_path / "broken" / "synthetic.jsonl") == synthetic
 
 

@@ -146,6 +146,7 @@ def test_a_selected_round_is_paid_for_once(configured: Any, loopback: Any, tmp_p
             "benchmark": True,
             "popri.select": "federated",
             "popri.select-samples": 16,
+            "evaluation.controls": "noise",
             "ledger": str(tmp_path / "ledger.jsonl"),
             "population-name": "everybody",
         }

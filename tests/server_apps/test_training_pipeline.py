@@ -289,7 +289,8 @@ def test_the_result_is_on_disk_before_its_benchmark_begins(
     configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole, and what finishes the benchmark later changes nothing in it."""
-    config, path = configured(benchmark=True, cache=str(tmp_path / "cache")), tmp_path / "run"
+    values = {"benchmark": True, "evaluation.controls": "", "cache": str(tmp_path / "cache")}
+    config, path = configured(**values), tmp_path / "run"
     with monkeypatch.context() as patch:
         killing(patch, training.Training, "benchmark", None)
         with pytest.raises(Killed):
