@@ -157,15 +157,6 @@ def one_command_line() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_old_is_garbage(request: pytest.FixtureRequest) -> None:
-    """What is there before a slow test, libraries above all, is not searched for garbage in it, as
-    every training of transformers does twice: half of a small training's time."""
-    if request.node.get_closest_marker("slow"):
-        gc.collect()  # of what is new since the last one
-        gc.freeze()
-
-
-@pytest.fixture(autouse=True)
 def simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers called in this process are simulated nodes unless a test says otherwise."""
     monkeypatch.setenv("PRIVSYN_SIMULATION", "1")
