@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from flwr.app import Context, Message
+from numpy.typing import NDArray
 
 from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
-from privsyn_flower.client_apps.votes import eligible_rows
+from privsyn_flower.client_apps.votes import EligibleRows, eligible_rows
 from privsyn_flower.common.arrays import I64
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.packing import LARGEST
@@ -92,25 +93,29 @@ def user_scores(
     query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded scores (length,) of those who are sampled."""
-    groups, labels = query.extra["groups"], _labels(query)
-    classes = np.repeat(query.extra["classes"].astype(np.intp), groups) if labels else None
-    question, total = query.question(), np.zeros(query.length, dtype=np.int64)
-    for asked in eligible_rows(query, users, participants, node, labels):
-        total += shard_scores(
-            asked.rows,
-            asked.owner,
-            question,
-            score=str(query.options["score"]),
-            bound=query.bound,
-            samples_cap=int(query.options["samples-cap"]),
-            groups=groups,
-            classes=classes,
-            sample_classes=asked.classes,
-            cosines="projection" not in query.extra,
-            plan=plan,
-            sampled=asked.sampled,
-        )
+    total = np.zeros(query.length, dtype=np.int64)
+    for eligible in eligible_rows(query, users, participants, node, _labels(query)):
+        total += scores_of(query, eligible, plan)
     return total
+
+
+def scores_of(query: Query, eligible: EligibleRows, plan: IntegerPlan | None) -> NDArray[Any]:
+    """A block's part of that sum; of floats without a plan."""
+    groups, named = query.extra["groups"], query.extra.get("classes")
+    return shard_scores(
+        eligible.rows,
+        eligible.owner,
+        query.once(Query.question),
+        score=str(query.options["score"]),
+        bound=query.bound,
+        samples_cap=int(query.options["samples-cap"]),
+        groups=groups,
+        classes=None if named is None else np.repeat(named.astype(np.intp), groups),
+        sample_classes=eligible.classes,
+        cosines="projection" not in query.extra,
+        plan=plan,
+        sampled=eligible.sampled,
+    )
 
 
 def _malformed(text: str) -> WireError:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
 from flwr.app import Context, Message
+from numpy.typing import NDArray
 
 from privsyn_flower.client_apps.answers import Kind, Participants, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
@@ -142,25 +143,30 @@ def user_votes(
     query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are sampled."""
-    options, labels, topics = query.options, query.labels, "topics" in query.extra
-    question, total = query.question(), np.zeros(query.length, dtype=np.int64)
-    for eligible in eligible_rows(query, users, participants, node, labels):
-        total += shard_votes(
-            eligible.rows,
-            eligible.owner,
-            question,
-            clip=cast(Clip, options["clip"]),
-            bound=query.bound,
-            samples_cap=int(options["samples-cap"]),
-            neighbors=int(options["neighbors"]),
-            metric=cast(Metric, options["metric"]),
-            plan=plan,
-            sampled=eligible.sampled,
-            classes=max(1, len(labels)),
-            sample_classes=_topics_of(eligible.rows, query) if topics else eligible.classes,
-            candidate_classes=query.extra.get("classes"),
-        )
+    total = np.zeros(query.length, dtype=np.int64)
+    for eligible in eligible_rows(query, users, participants, node, query.labels):
+        total += votes_of(query, eligible, plan)
     return total
+
+
+def votes_of(query: Query, eligible: EligibleRows, plan: IntegerPlan | None) -> NDArray[Any]:
+    """A block's part of that sum; of floats without a plan."""
+    options, classes = query.options, eligible.classes
+    return shard_votes(
+        eligible.rows,
+        eligible.owner,
+        query.once(Query.question),
+        clip=cast(Clip, options["clip"]),
+        bound=query.bound,
+        samples_cap=int(options["samples-cap"]),
+        neighbors=int(options["neighbors"]),
+        metric=cast(Metric, options["metric"]),
+        plan=plan,
+        sampled=eligible.sampled,
+        classes=max(1, len(query.labels)),
+        sample_classes=_topics_of(eligible.rows, query) if "topics" in query.extra else classes,
+        candidate_classes=query.extra.get("classes"),
+    )
 
 
 def _topics_of(rows: F32, query: Query) -> Ints:

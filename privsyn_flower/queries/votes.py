@@ -42,10 +42,9 @@ def vote_histogram(
 ) -> F64:
     """Unclipped votes of private samples: (n, d), (m, d) -> (m,) counts. PRIVATE, no bound.
 
-    Every sample gives one vote to each of its `neighbors` nearest candidates under `metric`
-    (l2: least Euclidean distance; cosine, ip: greatest similarity); ties go to the lowest
-    index. Embeddings are compared as float32. A sample with NaN or infinity does not vote.
-    Raises ValueError on shapes, on `neighbors` outside 1..m, and on candidates not finite.
+    Every sample gives one vote to each of its `neighbors` nearest candidates under `metric` (l2:
+    least distance; cosine, ip: greatest similarity); ties go to the lowest index, NaN and infinity
+    do not vote. Raises ValueError on shapes, on `neighbors` outside 1..m, and on such candidates.
     """
     rows = _rows("private", private)  # (n, d)
     question = prepare(_rows("candidates", candidates), neighbors, metric)
@@ -77,13 +76,12 @@ def shard_votes(
       normalised   scaled to L2 norm exactly `bound`;
       worst-case   clipped to `bound` (the papers: bound = samples_cap);
       sqrt-count   replaced by their square roots, then clipped to `bound`.
-    One user changes the sum by at most `vote_sensitivity(clip, bound)`, rounding included to
-    one part in 1e15: which candidate a row votes for depends on that row alone, not on the
-    rows computed beside it. Memory beyond the arguments: about 64 MB, never (users, m).
-    plan: each user's clipped vector is encoded as integers by itself, of L2 norm at most
-    `plan.sensitivity`, and only then summed: (m,) int64.
-    sampled: (u,) booleans, PRIVATE: whether user number i is summed; None: everybody. The work
-    is the same for those who are not.
+    One user changes the sum by at most `vote_sensitivity(clip, bound)`, rounding included to one
+    part in 1e15: which candidate a row votes for depends on that row alone, not on the rows
+    computed beside it. Memory beyond the arguments: about 64 MB, never (users, m). plan: each
+    user's clipped vector is encoded as integers by itself, of L2 norm at most `plan.sensitivity`,
+    and only then summed: (m,) int64. sampled: (u,) booleans, PRIVATE: whether user number i is
+    summed; None: everybody. The work is the same for those who are not.
     sample_classes: (n,) the class of each row, PRIVATE, of so many `classes`; -1: none, and no
     vote. The vector is then (classes m,): candidate j of class c has place c m + j. With
     candidate_classes, (m,) public, it is (m,): a row votes for the nearest of its own class, and

@@ -37,7 +37,8 @@ LEVEL, POWER = 1.6449, 0.8416  # normal quantiles: a one-sided test at 5 %, and 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 
-SLOW = {"update": 200}  # attacks that train on each user's texts -> most people of a side
+# Attacks that make each user's vector -> most people of a side.
+SLOW = {"releases": 200, "update": 200}
 Attack = Callable[[], Scores]
 
 
@@ -90,10 +91,12 @@ class Sample:
 
 def _attacks(texts: Texts, progress: Progress) -> Iterator[tuple[str, Attack]]:
     from privsyn_flower.app.inspect import models
+    from privsyn_flower.app.inspect.releases import releases
 
     if texts.published:
         for name, by_text in BY_TEXT.items():
             yield name, lambda by_text=by_text: by_text(texts)  # type: ignore[misc]
+    yield "releases", lambda: releases(texts, progress)
     yield "auxiliary model", lambda: models.auxiliary(texts, progress)
     yield "loss", lambda: models.loss(texts, progress)
     yield "update", lambda: models.update(texts, progress)

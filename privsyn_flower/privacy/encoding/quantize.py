@@ -103,9 +103,6 @@ def node_noise_integers(
     return seeded_discrete_gaussian(length, variance, rng)
 
 
-# --- arithmetic modulo 2^bits ---------------------------------------------------------------
-
-
 def to_modulus(values: I64, bits: int) -> U64:
     """Residues of integers modulo 2^bits: (d,) int64 -> (d,) uint64 in [0, 2^bits)."""
     check_bits(bits)

@@ -23,8 +23,7 @@ exp(-n^2 / (2 v)) on the integers. In the place of their discrete Laplace stands
 halves every 2^shift integers, which random bits sample without arithmetic. Floating point decides
 an acceptance only when the uniform lies further from the computed probability than `_MARGIN`, many
 times its error; the rest is decided by decimal arithmetic with a stated error and more random bits,
-until it is certain. So the noise has no trace of floating point (Mironov 2012), not in its tails
-either.
+until it is certain. So not even the noise's tails have a trace of floating point (Mironov 2012).
 """
 
 from __future__ import annotations

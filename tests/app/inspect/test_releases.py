@@ -1,0 +1,104 @@
+"""Who took part, by the noisy sums of votes and scores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.app.inspect.attacks import NotMeasured
+from privsyn_flower.app.inspect.membership import auc
+from privsyn_flower.app.inspect.releases import answers, releases
+from privsyn_flower.app.inspect.texts import Texts
+from privsyn_flower.config import load_config
+from privsyn_flower.data.users import Sample, texts_of
+from privsyn_flower.protocol.question import Query
+from privsyn_flower.queries.votes import shard_votes
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.text.embedders import NgramEmbedder
+from tests.app.inspect.rigs import make_run, people, sentence, texts
+
+EMBEDDER = NgramEmbedder(512)
+
+
+def asked(kind: str, rng: np.random.Generator, size: int = 120, **options: Any) -> Query:
+    candidates = EMBEDDER.embed([sentence(rng) for _ in range(size)])
+    if kind == "votes":
+        return Query.votes(candidates, bound=1.0, model=EMBEDDER.fingerprint, **options)
+    groups = [4] * (size // 4)
+    return Query.scores(
+        candidates, bound=1.0, model=EMBEDDER.fingerprint, score="centred", groups=groups
+    )
+
+
+def run_of(folder: Path, users: Any, queries: list[Query], noise: float) -> tuple[Texts, Any]:
+    """A run whose rounds asked half of these users, drawn by coins."""
+    rng = np.random.default_rng(3)
+    members = rng.integers(2, size=len(users)).astype(bool)
+    run = RunFolder(make_run(folder, ["x"]))
+    for rnd, query in enumerate(queries, start=1):
+        total = answers(query, users, EMBEDDER)[members].sum(axis=0)
+        run.save_query(rnd, query)
+        run.save_release(rnd, total + noise * rng.normal(size=len(total)))
+        run.save_checkpoint(rnd, {}, {"round": rnd, "noise_std": noise})
+    given = texts(["x"], {})
+    return replace(given, run=(run.path, load_config(run.path / "config.toml"))), members
+
+
+@pytest.mark.parametrize("kind", ["votes", "scores"])
+def test_with_little_noise_the_sums_tell_everybody_and_with_much_nobody(
+    kind: str, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    users = people("p", 60, rng, texts=2)
+    queries = [asked(kind, rng) for _ in range(2)]
+    for noise, least, most in ((0.0, 1.0, 1.0), (0.01, 0.95, 1.0), (100.0, 0.2, 0.8)):
+        given, members = run_of(tmp_path / str(noise), users, queries, noise)
+        found = releases(given)(users)
+        assert least <= auc(found[members], found[~members]) <= most
+    assert np.abs(found - 0.5).max() < 0.01  # nothing is known: a coin each
+
+
+def test_each_vector_is_what_a_device_adds_to_the_sum() -> None:
+    rng = np.random.default_rng(1)
+    labels = ("a", "b")
+    users = texts_of(
+        {
+            f"p{i}": [Sample(sentence(rng), str(rng.choice(["a", "b", "c"]))) for _ in range(3)]
+            for i in range(9)
+        }
+    )
+    classes = [labels[i % 2] for i in range(20)]
+    rows = EMBEDDER.embed([text for own in users.values() for text in own])
+    for query in (
+        asked("votes", rng, 20),
+        asked("votes", rng, 20, classes=classes, labels=labels),
+        asked("votes", rng, 20).by_class(labels),
+    ):
+        named = [("a", "b", "c").index(text.label) for own in users.values() for text in own]  # type: ignore[attr-defined]
+        own_class = np.where(np.array(named) < 2, named, -1)
+        whole = shard_votes(
+            rows,
+            np.repeat(np.arange(9), 3),
+            query.question(),
+            bound=1.0,
+            samples_cap=8,
+            classes=max(1, len(query.labels)),
+            sample_classes=own_class if query.labels else None,
+            candidate_classes=query.extra.get("classes"),
+        )
+        found = answers(query, users, EMBEDDER)
+        assert found.shape == (9, query.length) and whole.sum() > 0
+        np.testing.assert_allclose(found.sum(axis=0), whole, rtol=1e-12)
+
+
+def test_what_gives_nothing_to_guess_by_is_said(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    with pytest.raises(NotMeasured, match="no noisy sums"):
+        releases(texts(["x"], {}))
+    given, _ = run_of(tmp_path / "run", people("p", 4, rng), [asked("votes", rng, 20)], 1.0)
+    with pytest.raises(NotMeasured, match="another embedder"):
+        releases(replace(given, load_embedder=lambda: NgramEmbedder(256)))
