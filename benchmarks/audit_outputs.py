@@ -53,7 +53,7 @@ TRAINING = {
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "pretext": ("test.toml", {"pretext.population": 400, "rounds": 1}),
     "pe": ("test.toml", {"method": "pe", "pe.population": 400, "pe.variation": "retrieval"}),
-    "popri": ("popri-test.toml", {}),
+    "popri": ("popri-test.toml", {"popri.prompts": 100, "popri.batch-size": 50}),
     "ctcl": ("ctcl-test.toml", {**TRAINING, "evaluation.sequence-length": 96}),
     "dp-fedavg": ("dp-fedavg-test.toml", {**TRAINING, "training.evaluate": False}),
     "dp-ftrl": ("dp-ftrl-test.toml", {**TRAINING, "training.layers": ""}),

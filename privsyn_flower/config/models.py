@@ -30,8 +30,9 @@ class ModelsConfig(Section):
     )
     conditional: str = Field(
         "tiny",
-        description="CTCL's generator, which writes from keywords: tiny, small, a folder, or a hub "
-        "name of a causal or an encoder-decoder model",
+        description="CTCL's generator, which writes from keywords: tiny, small, smollm2 "
+        "(extra demo; tuned on public text first), a folder, or a hub name of a causal or an "
+        "encoder-decoder model",
     )
     downstream: str = Field(
         "tiny",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import Any
 
 from privsyn_flower.common.progress import Progress
@@ -51,21 +52,27 @@ class Models:
     def folder(self, kind: str) -> str:
         """Name or folder of the infiller, generator or downstream model."""
         name: str = getattr(self.config.models, kind)
-        if packaged(kind, name) is not None:
-            from privsyn_flower.text.models.gguf_import import import_model
-
-            what = f"models.{kind} = {name!r}"
-            return str(import_model(name, self.cache, what, self.progress))
-        if embedded(kind, name) is None and (kind, name) != ("downstream", "lstm"):
+        model, made = packaged(kind, name), embedded(kind, name) is not None
+        if model is not None and kind != "conditional":
+            return str(self._imported(kind, name))
+        if model is None and not made and (kind, name) != ("downstream", "lstm"):
             return name
-        from privsyn_flower.text.tiny.models import ensure_model
+        from privsyn_flower.text.tiny.models import ensure_model, teach_conditions
 
         if self.public.federation is None:
             raise ConfigError(
                 f"models.{kind} = {name!r} is trained on the simulated federation's public text; "
                 "in deployment name a folder or a Hugging Face model"
             )
-        return str(ensure_model(kind, self.public.federation, self.config, self.progress))
+        given = (self.public.federation, self.config, self.progress)
+        if model is None:
+            return str(ensure_model(kind, *given))
+        return str(teach_conditions(model, self._imported(kind, name), *given))
+
+    def _imported(self, kind: str, name: str) -> Path:
+        from privsyn_flower.text.models.gguf_import import import_model
+
+        return import_model(name, self.cache, f"models.{kind} = {name!r}", self.progress)
 
     def embedder(self) -> Embedder:
         """For public text: the pool's rows come from the cache on disk, others are remembered."""

@@ -174,6 +174,9 @@ def test_a_packaged_model_is_imported_once(tmp_path: Path) -> None:
     assert len(models_to_make(both, kinds)) == 1, "one folder for both keys"
     imported_folder(SMOLLM2.name, SMOLLM2.sha256, tmp_path).mkdir(parents=True)
     assert models_to_make(config, kinds) == []
+    taught = configured(method="ctcl", models__conditional="smollm2", cache=str(tmp_path))
+    (task,) = models_to_make(taught, {"conditional"})
+    assert task.what == "tuning the smollm2 conditional, unless it is in the cache"
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,18 @@ import resource
 import signal
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from privsyn_flower.client_apps.node.simulated import Shard
 from privsyn_flower.common.files import file_digest
+from privsyn_flower.common.progress import silent
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.models import Models
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.models import gguf_import, packaged
 from privsyn_flower.text.models.gguf_import import import_faults, import_model
@@ -259,3 +265,28 @@ def test_the_real_package_has_the_pinned_file() -> None:
     contents = gguf_import.read_contents(file, WHAT)
     assert (contents.architecture, contents.licence) == ("llama", "apache-2.0")
     assert contents.parameters == SMOLLM2.parameters
+
+
+def test_a_conditional_one_reads_the_runs_public_text_first(
+    shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"method": "ctcl", "models.conditional": "smollm2", "models.train-seconds": 1.0}
+    config = RunConfig.from_flat({**names, "cache": str(tmp_path), "models.device": "cpu"})
+    texts = [[f"the cat number {i} sat on the mat of the dog"] for i in range(24)]
+    public = SimpleNamespace(public_groups=lambda: texts)
+
+    def folder(federation: Any) -> Path:
+        given: Any = SimpleNamespace(federation=federation, pool=[])
+        return Path(
+            Models(config, given, RunFolder(tmp_path / "run"), silent).folder("conditional")
+        )
+
+    taught = folder(public)
+    assert taught.name.startswith("conditional-tuned-") and taught == folder(public)
+    assert (taught / "training.json").is_file()
+    start = packaged.imported(shipped, tmp_path)
+    assert start is not None and (taught / "config.json").is_file()
+    monkeypatch.setattr(Shard, "_federation", lambda self: public)
+    assert Shard(config, 0, 1).downstream() == taught, "the server's, found in the cache"
+    with pytest.raises(ConfigError, match="in deployment name a folder"):
+        folder(None)

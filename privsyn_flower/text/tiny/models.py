@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.text.tiny.assets import (
     RECIPES,
-    Asset,
     Groups,
+    TuningRecipe,
     content_key,
     embedded,
     find_asset,
@@ -31,6 +31,7 @@ from privsyn_flower.text.tiny.assets import (
 
 if TYPE_CHECKING:
     from privsyn_flower.config import RunConfig
+    from privsyn_flower.text.models.packaged import PackagedModel
     from privsyn_flower.text.protocols import PublicText
 
 logger = logging.getLogger("privsyn_flower")
@@ -62,7 +63,8 @@ def ensure_model(
     if shipped is not None and not (known := shipped.knows(private_packages(config))):
         if shipped.is_of(package_sides(config)):
             return shipped.folder
-        return tune(shipped, kind, federation, config, progress)
+        made_by = tuning_recipe(kind, config.models.train_steps)
+        return tune(shipped.folder, shipped.digest, made_by, federation, config, progress)
     if place != kind:
         read = f"has read {', '.join(known)}, private in this run" if shipped else "is not there"
         raise ConfigError(
@@ -80,37 +82,51 @@ def ensure_model(
     )
 
 
-def tune(
-    shipped: Asset,
-    kind: str,
+def teach_conditions(
+    model: PackagedModel,
+    folder: Path,
     federation: PublicText,
     config: RunConfig,
     progress: Progress = silent,
 ) -> Path:
-    """The folder of a shipped model tuned on the run's public text, found in the cache or made.
+    """The folder of a packaged model that was imported into `folder`, tuned on conditions and texts
+    of the run's public text, because nobody has taught it to write from keywords. `train_steps` is
+    of tiny models; the seconds are of this one, too."""
+    made_by = tuning_recipe("conditional", packaged=True)
+    return tune(folder, model.identity, made_by, federation, config, progress)
 
-    Its name is the hash of the shipped model, the texts, the recipe and the seed. Without public
-    text the shipped folder itself.
+
+def tune(
+    start: Path,
+    digest: str,
+    made_by: TuningRecipe,
+    federation: PublicText,
+    config: RunConfig,
+    progress: Progress = silent,
+) -> Path:
+    """The folder of a model tuned on the run's public text, found in the cache or made.
+
+    start: the model's folder. digest: its identity. The new folder's name is the hash of that, the
+    texts, the recipe and the seed. Without public text it is `start` itself.
     """
     from privsyn_flower.common.files import build_folder
     from privsyn_flower.text.tiny.tuning import tune_model
 
-    groups = federation.public_groups()
+    groups, kind, seed = federation.public_groups(), made_by.kind, 0
     if kind == "downstream":  # a minority is for the benchmark to adapt to
         general = set(federation.public_general())
         groups = [own for group in groups if (own := [text for text in group if text in general])]
     if not groups:
         logger.info("no public text: the shipped %s is used as it is", kind)
-        return shipped.folder
-    made_by, seed = tuning_recipe(kind, config.models.train_steps), 0
-    key = content_key(groups, [made_by], seed, shipped.digest)
+        return start
+    key = content_key(groups, [made_by], seed, digest)
     target = _cache(config) / f"{kind}-tuned-{key[:24]}"
 
     seconds, device = config.models.train_seconds, config.models.device
 
     def fill(folder: Path) -> None:
         tune_model(
-            groups, shipped.folder, folder, made_by,
+            groups, start, folder, made_by,
             seed=seed, budget_seconds=seconds, device=device, progress=progress,
         )  # fmt: skip
 

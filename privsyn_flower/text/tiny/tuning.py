@@ -127,7 +127,8 @@ class _Tuning:
 
     def batches(self, rows: Rows, rng: np.random.Generator) -> Iterator[Batch]:
         """One pass over the rows."""
-        return one_pass(rows, self.recipe.batch_tokens, self.tokenizer.pad_token_id, rng)
+        padding = self.tokenizer.pad_token_id or 0  # masked; a model may have none
+        return one_pass(rows, self.recipe.batch_tokens, padding, rng)
 
     def loss(self, batch: Batch, noise: torch.Generator) -> tuple[torch.Tensor, int]:
         """Mean loss of what is predicted, and how many tokens that is. noise: of the masks."""
