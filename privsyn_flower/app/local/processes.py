@@ -48,9 +48,7 @@ def end_group(pid: int, process: subprocess.Popen[bytes] | None = None, wait: fl
         while time.monotonic() < deadline:
             if process is not None:
                 process.poll()  # reaps a child, so that the group can vanish
-            try:
-                os.killpg(pid, 0)
-            except (ProcessLookupError, PermissionError):
+            if _has_ended(pid):
                 return
             time.sleep(0.1)
 
@@ -61,11 +59,10 @@ def started_under(home: Path) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            ended = (entry / "stat").read_bytes().rpartition(b") ")[2][:1] == b"Z"
             own = mark in (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if own and not ended and int(entry.name) != os.getpid():
+        if own and _state(entry)[:1] not in ([], [b"Z"]) and int(entry.name) != os.getpid():
             found.append(int(entry.name))
     return found
 
@@ -83,7 +80,29 @@ def end_process(pid: int, wait: float = 15.0) -> None:
                 os.kill(pid, 0)
             except ProcessLookupError:
                 return
+            if _state(Path("/proc", str(pid)))[:1] == [b"Z"]:
+                return
             time.sleep(0.1)
+
+
+def _state(entry: Path) -> list[bytes]:
+    """Of a folder of /proc: state, parent and group of the process, and more; [] without one. Z: it
+    has ended, but nobody reaped it, as the first process of a container may not."""
+    try:
+        return (entry / "stat").read_bytes().rpartition(b") ")[2].split()
+    except OSError:
+        return []
+
+
+def _has_ended(group: int) -> bool:
+    """Whether all processes of a group have, those that nobody reaped among them."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return True
+    states = [_state(entry)[:3] for entry in Path("/proc").glob("[0-9]*")]
+    own = [state for state, _, number in filter(None, states) if int(number) == group]
+    return bool(own) and set(own) == {b"Z"}
 
 
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
