@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 
 from privsyn_flower.app.inspect.attacks import NotMeasured
 from privsyn_flower.app.inspect.membership import auc
-from privsyn_flower.app.inspect.releases import answers, releases
-from privsyn_flower.app.inspect.texts import Texts
+from privsyn_flower.app.inspect.releases import answer, answers, releases
+from privsyn_flower.app.inspect.texts import InspectError, Texts
 from privsyn_flower.config import load_config
 from privsyn_flower.data.users import Sample, texts_of
 from privsyn_flower.protocol.question import Query
@@ -34,17 +35,21 @@ def asked(kind: str, rng: np.random.Generator, size: int = 120, **options: Any) 
     )
 
 
-def run_of(folder: Path, users: Any, queries: list[Query], noise: float) -> tuple[Texts, Any]:
-    """A run whose rounds asked half of these users, drawn by coins."""
-    rng = np.random.default_rng(3)
+def run_of(
+    folder: Path, users: Any, queries: list[Query], noise: float, rest: Any = None
+) -> tuple[Texts, Any]:
+    """A run whose rounds asked half of these users, drawn by coins, and all of the rest."""
+    rng, rest = np.random.default_rng(3), rest or {}
     members = rng.integers(2, size=len(users)).astype(bool)
-    run = RunFolder(make_run(folder, ["x"]))
+    run = RunFolder(make_run(folder, ["x"], **{"data.users": len(users) + len(rest)}))
     for rnd, query in enumerate(queries, start=1):
         total = answers(query, users, EMBEDDER)[members].sum(axis=0)
+        total += answer(query, list(rest.values()), EMBEDDER)
         run.save_query(rnd, query)
         run.save_release(rnd, total + noise * rng.normal(size=len(total)))
-        run.save_checkpoint(rnd, {}, {"round": rnd, "noise_std": noise})
-    given = texts(["x"], {})
+        row = {"round": rnd, "noise_std": noise, "surviving_weight": len(users) + len(rest)}
+        run.save_checkpoint(rnd, {}, row)
+    given = texts(["x"], rest)
     return replace(given, run=(run.path, load_config(run.path / "config.toml"))), members
 
 
@@ -60,6 +65,43 @@ def test_with_little_noise_the_sums_tell_everybody_and_with_much_nobody(
         found = releases(given)(users)
         assert least <= auc(found[members], found[~members]) <= most
     assert np.abs(found - 0.5).max() < 0.01  # nothing is known: a coin each
+
+
+def test_what_is_known_of_other_people_is_taken_off(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    users, rest = people("p", 40, rng, texts=2), people("q", 300, rng, texts=2)
+    given, members = run_of(tmp_path / "run", users, [asked("votes", rng, 80)] * 3, 0.3, rest)
+    found = releases(given)(users)
+    assert auc(found[members], found[~members]) > 0.9
+    found = releases(replace(given, private={}))(users)
+    assert auc(found[members], found[~members]) < 0.9, "others' votes hide them"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda run: (run / "releases" / "round-0001.npz").write_bytes(b""),
+        lambda run: (run / "queries" / "round-0001.npz").write_bytes(b"PK\3\4 no archive"),
+        lambda run: (run / "checkpoints" / "round-0001.json").write_text("{}"),
+        lambda run: (run / "checkpoints" / "round-0001.json").write_text("{"),
+        lambda run: RunFolder(run).save_release(1, np.zeros(3)),
+        lambda run: RunFolder(run).save_release(1, np.full(20, np.nan)),
+        lambda run: RunFolder(run).save_checkpoint(1, {}, {"round": 1, "surviving_weight": 4}),
+        lambda run: RunFolder(run).save_checkpoint(
+            1, {}, {"round": 1, "noise_std": None, "surviving_weight": 4}
+        ),
+        lambda run: RunFolder(run).save_checkpoint(
+            1, {}, {"round": 1, "noise_std": -1.0, "surviving_weight": 4}
+        ),
+    ],
+)
+def test_a_damaged_folder_is_named(damage: Callable[[Path], Any], tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    users = people("p", 8, rng)
+    given, _ = run_of(tmp_path / "run", users, [asked("votes", rng, 20)], 1.0)
+    damage(tmp_path / "run")
+    with pytest.raises(InspectError, match=f"question in {tmp_path}/run is damaged"):
+        releases(given)(users)
 
 
 def test_each_vector_is_what_a_device_adds_to_the_sum() -> None:
@@ -99,6 +141,9 @@ def test_what_gives_nothing_to_guess_by_is_said(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     with pytest.raises(NotMeasured, match="no noisy sums"):
         releases(texts(["x"], {}))
-    given, _ = run_of(tmp_path / "run", people("p", 4, rng), [asked("votes", rng, 20)], 1.0)
+    given, _ = run_of(tmp_path / "run", people("p", 8, rng), [asked("votes", rng, 20)], 1.0)
     with pytest.raises(NotMeasured, match="another embedder"):
         releases(replace(given, load_embedder=lambda: NgramEmbedder(256)))
+    query = asked("votes", rng, 20).by_class(("a", "b"))
+    with pytest.raises(NotMeasured, match="by class, and no text here"):
+        answers(query, people("p", 2, rng), EMBEDDER)
