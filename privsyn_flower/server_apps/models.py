@@ -50,7 +50,7 @@ class Models:
         self._generator: AdaptableGenerator | None = None
 
     def folder(self, kind: str) -> str:
-        """Name or folder of the infiller, generator or downstream model."""
+        """Name or folder of a kind of model, the embedder aside."""
         name: str = getattr(self.config.models, kind)
         model, made = packaged(kind, name), embedded(kind, name) is not None
         if model is not None and kind != "conditional":
@@ -61,7 +61,7 @@ class Models:
 
         if self.public.federation is None:
             raise ConfigError(
-                f"models.{kind} = {name!r} is trained on the simulated federation's public text; "
+                f"models.{kind} = {name!r} is made of the simulated federation's public text; "
                 "in deployment name a folder or a Hugging Face model"
             )
         given = (self.public.federation, self.config, self.progress)

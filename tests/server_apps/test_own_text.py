@@ -35,7 +35,7 @@ def test_one_line_says_what_it_writes_and_the_way_out(values: Any, begin: str) -
     assert line.endswith(f"{REAL}, or name the folder of any causal model")
 
 
-def test_a_conditional_model_has_no_ready_made_successor() -> None:
+def test_in_place_of_a_conditional_model_a_folder_is_advised() -> None:
     (line,) = own(method="ctcl")
     assert line.startswith("models.conditional = 'tiny'") and "smollm2" not in line
 

@@ -246,7 +246,7 @@ def test_progress_says_what_and_how_long(assets: Path, tmp_path: Path) -> None:
 
     tune_model(groups(5), assets / "downstream", tmp_path, tuning_recipe("downstream", 8),
                budget_seconds=60.0, progress=progress)  # fmt: skip
-    assert "tuning the shipped downstream on public text: until its held-out loss" in notes[0]
+    assert "tuning the downstream model on public text: until its held-out loss" in notes[0]
     assert "at most 60 s" in notes[0] or "at most 59 s" in notes[0]
     assert " -> " in notes[-1] and "nats a token after 8 steps" in notes[-1]
 

@@ -272,7 +272,7 @@ IN_ROUND = {
     "pairs": Stage("preference pairs", "pairs"),
 }
 TRAINING = ("fine-tuning", "training")
-MAY_STOP = ("tuning the shipped", "training the")  # by a held-out loss or models.train-seconds
+MAY_STOP = ("tuning the", "training the")  # by a held-out loss or models.train-seconds
 _ROUND = re.compile(r"round (\d+): (.+)")
 
 

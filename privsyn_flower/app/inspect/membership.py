@@ -37,7 +37,7 @@ LEVEL, POWER = 1.6449, 0.8416  # normal quantiles: a one-sided test at 5 %, and 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 
-# Attacks that make each user's vector -> most people of a side.
+# Attacks that are slow, because they make each user's vector -> most people of a side.
 SLOW = {"releases": 200, "update": 200}
 Attack = Callable[[], Scores]
 

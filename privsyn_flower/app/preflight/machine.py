@@ -84,7 +84,7 @@ def _fault(config: RunConfig, kind: str, name: str) -> str | None:
         if not is_deployment(config):
             return None  # shipped, or trained by the run
         return (
-            f"{key} = {name!r} is trained on the simulated federation's public text; in "
+            f"{key} = {name!r} is made of the simulated federation's public text; in "
             "deployment name a folder or a Hugging Face model"
         )
     if packaged(kind, name) is not None:

@@ -35,6 +35,7 @@ from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan, stat
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.readiness import used_models
 from privsyn_flower.strategies.popri.config import PopriConfig
+from privsyn_flower.text.models.packaged import packaged
 from privsyn_flower.text.preference.launched import launch_command, launch_environment
 from privsyn_flower.text.serving.vllm_server import default_python, max_lora_rank, server_command
 
@@ -222,6 +223,9 @@ def disk_of(
         own = config[PopriConfig]
         run += config.rounds * own.epochs * 4 * generator.adapter(own.lora_rank)
         run += config.rounds * recipe.length(config) * data.sample_words * WORD_BYTES
+    conditional = size_of("conditional", config)
+    if config.updates and packaged("conditional", config.models.conditional) and conditional:
+        cache += 2 * conditional.parameters  # tuned, in half precision
     fetched = sum({model.name: model.download or 0 for model in models}.values())
     return {"models": fetched, "run_folder": run, "cache": cache}
 

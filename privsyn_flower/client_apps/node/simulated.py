@@ -95,14 +95,14 @@ class Shard:
         from privsyn_flower.text.models.lm_metrics import base_folder
         from privsyn_flower.text.models.packaged import imported, packaged
         from privsyn_flower.text.tiny.assets import embedded
-        from privsyn_flower.text.tiny.models import ensure_model, teach_conditions
+        from privsyn_flower.text.tiny.models import ensure_model, taught_folder
 
         config, kind = self.config, self.config.trained
         name: str = getattr(config.models, kind)
         if (model := packaged(kind, name)) is not None:  # the server made it before it asked
             folder = imported(model, cache_folder(config)) or Path(name)
             if kind == "conditional":
-                folder = teach_conditions(model, folder, self._federation(), config)
+                folder = taught_folder(model, folder, self._federation(), config)
             name = str(folder)
         made = embedded(kind, name) is not None or (kind, name) == ("downstream", "lstm")
         if not made and not config.trains:

@@ -285,9 +285,11 @@ def _training(config: RunConfig, way: str, kind: str) -> Task:
         steps, tokens = models.train_steps or LSTM_STEPS, models.lstm_batch_words
         texts = models.lstm_batch_texts or max(1, tokens // length)
     else:
-        name = f"{_name(kind, config)} {kind}"
-        by = tuning_recipe if way == "tuning" else recipe
-        made = by(kind, 0 if packaged(kind, _name(kind, config)) else models.train_steps)
+        tuned = way == "tuning"  # else a tiny one is made from nothing, whatever is named
+        name = f"{_name(kind, config) if tuned else 'tiny'} {kind}"
+        by = tuning_recipe if tuned else recipe
+        large = tuned and packaged(kind, _name(kind, config)) is not None
+        made = by(kind, 0 if large else models.train_steps)
         steps, tokens = made.steps, made.batch_tokens
         texts = max(1, tokens // length)
     what = f"{way} the {name}, unless it is in the cache"

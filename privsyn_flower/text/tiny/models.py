@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("privsyn_flower")
 
+TUNING_SEED = 0
+
 # The kind that comes before one: its tokenizer, and for the causal ones its weights, go over.
 _AFTER = {kind: None if kind == "downstream" else "downstream" for kind in RECIPES}
 
@@ -96,6 +98,14 @@ def teach_conditions(
     return tune(folder, model.identity, made_by, federation, config, progress)
 
 
+def taught_folder(
+    model: PackagedModel, folder: Path, federation: PublicText, config: RunConfig
+) -> Path:
+    """Where `teach_conditions` leaves the model, whether it is there or not."""
+    made_by = tuning_recipe("conditional", packaged=True)
+    return _tuned(folder, model.identity, made_by, federation, config)[1]
+
+
 def tune(
     start: Path,
     digest: str,
@@ -112,25 +122,31 @@ def tune(
     from privsyn_flower.common.files import build_folder
     from privsyn_flower.text.tiny.tuning import tune_model
 
-    groups, kind, seed = federation.public_groups(), made_by.kind, 0
-    if kind == "downstream":  # a minority is for the benchmark to adapt to
-        general = set(federation.public_general())
-        groups = [own for group in groups if (own := [text for text in group if text in general])]
-    if not groups:
-        logger.info("no public text: the shipped %s is used as it is", kind)
+    groups, target = _tuned(start, digest, made_by, federation, config)
+    if target == start:
+        logger.info("no public text: the given %s is used as it is", made_by.kind)
         return start
-    key = content_key(groups, [made_by], seed, digest)
-    target = _cache(config) / f"{kind}-tuned-{key[:24]}"
-
     seconds, device = config.models.train_seconds, config.models.device
 
     def fill(folder: Path) -> None:
         tune_model(
             groups, start, folder, made_by,
-            seed=seed, budget_seconds=seconds, device=device, progress=progress,
+            seed=TUNING_SEED, budget_seconds=seconds, device=device, progress=progress,
         )  # fmt: skip
 
     return build_folder(target, fill)
+
+
+def _tuned(
+    start: Path, digest: str, made_by: TuningRecipe, federation: PublicText, config: RunConfig
+) -> tuple[Groups, Path]:
+    """What `tune` reads, and where it leaves the model."""
+    groups = federation.public_groups()
+    if made_by.kind == "downstream":  # a minority is for the benchmark to adapt to
+        general = set(federation.public_general())
+        groups = [own for group in groups if (own := [text for text in group if text in general])]
+    key = content_key(groups, [made_by], TUNING_SEED, digest)
+    return groups, _cache(config) / f"{made_by.kind}-tuned-{key[:24]}" if groups else start
 
 
 def _cache(config: RunConfig) -> Path:

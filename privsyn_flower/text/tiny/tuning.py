@@ -1,11 +1,12 @@
-"""A shipped tiny model read on with a user's own public text, while that helps.
+"""A given model trained on with a user's own public text, while that helps: a shipped tiny one, or
+a large one that is to write from conditions.
 
 A thousand texts are far too few to train a model from nothing: one that is trained on them alone
-knows them by heart and does worse on other text than guessing. So own data starts from the shipped
-model. Architecture and tokenizer are the shipped folder's, whatever they are.
+knows them by heart and does worse on other text than guessing. So own data starts from the given
+model. Architecture and tokenizer are that folder's, whatever they are.
 
 Early stopping (Prechelt 1998, "Early stopping - but when?"): a part of the public text is held
-out; the state with the least loss on it is kept, the shipped one among them. So what comes out is
+out; the state with the least loss on it is kept, the given one among them. So what comes out is
 never worse on the held-out part than what went in.
 """
 
@@ -81,7 +82,7 @@ def tune_model(
     kept["seconds"] = round(time.monotonic() - start, 1)
     about = {"tuned": asdict(recipe), "seed": seed, "tuning": kept}
     (folder / "training.json").write_text(json.dumps(about, indent=1), "utf-8")
-    logger.info("the shipped %s on this run's public text: %s", recipe.kind, kept)
+    logger.info("the given %s on this run's public text: %s", recipe.kind, kept)
     return kept
 
 
@@ -169,7 +170,7 @@ class _Tuning:
 
         Fills `report`.
         """
-        recipe, stage = self.recipe, f"tuning the shipped {self.recipe.kind} on public text"
+        recipe, stage = self.recipe, f"tuning the {self.recipe.kind} model on public text"
         seconds = deadline - time.monotonic()
         span = f", at most {seconds:.0f} s" if math.isfinite(seconds) else ""
         progress(stage, 0, recipe.steps, f"until its held-out loss stops falling{span}")

@@ -85,7 +85,7 @@ def test_a_stage_of_each_user_or_round_does_not_flood_a_file(capsys: Any) -> Non
 
 
 def test_a_stage_that_may_stop_early_foretells_no_end(capsys: Any) -> None:
-    stage = "tuning the shipped infiller on public text"
+    stage = "tuning the infiller model on public text"
 
     def show(stage: str, done: float, total: float, note: str = "") -> None:
         display.show({"t": 9.0 * done, "stage": stage, "done": done, "total": total, "note": note})

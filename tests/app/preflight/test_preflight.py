@@ -541,8 +541,7 @@ def test_a_federations_nodes_are_compared_with_the_keys(place: Path, run: Run) -
     [line] = errors(run(*deployed, "data.users=60", "benchmark=true", arguments=real))[:1]
     assert "for simulation only" in line
     assert (
-        "is trained on the simulated"
-        in errors(run(*deployed, "expand.samples=5", arguments=real))[0]
+        "is made of the simulated" in errors(run(*deployed, "expand.samples=5", arguments=real))[0]
     )
 
 
