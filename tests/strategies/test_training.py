@@ -367,6 +367,9 @@ def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
     first.learn(1, np.ones(8), 0.1)
     with pytest.raises(ValueError, match="another server-optimizer"):
         begun(folder=tmp_path).restore(first.state())
+    other = {**first.state(), "model": "of a cache that is gone"}
+    with pytest.raises(ValueError, match="another model than the one at hand"):
+        begun(folder=tmp_path, server_optimizer="fedavgm").restore(other)
     (tmp_path / "models" / "training-0001.safetensors").unlink()
     with pytest.raises(ValueError, match="lacks the arrays 'training-0001'"):
         begun(folder=tmp_path, server_optimizer="fedavgm").restore(first.state())

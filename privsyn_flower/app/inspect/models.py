@@ -35,6 +35,7 @@ from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.synthesis.topic_writing import MODEL, TOPICS
 from privsyn_flower.text.conditions import Pair
+from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.lm_metrics import Scorer, base_folder, load_scorer
 from privsyn_flower.text.models.parameters import read_model
 from privsyn_flower.text.models.pretrained import ModelUnavailableError
@@ -44,6 +45,7 @@ from privsyn_flower.training.conditions import Conditions
 from privsyn_flower.training.low_rank import initial_parameters
 from privsyn_flower.training.models import CausalLM
 
+GONE = "the model that the training began with is not there any more"
 Read = tuple[Sequence[str], Sequence[str] | None]  # texts, and what each is conditioned on
 
 
@@ -79,9 +81,12 @@ def trained_of(texts: Texts, progress: Progress) -> Trained:
     if config.trains:
         start = start_of(RunFolder(folder))
         if start is None:
-            raise NotMeasured("the model that the training began with is not there any more")
+            raise NotMeasured(GONE)
         return Trained(config, start, folder / MODEL, None, texts.load_embedder)
     own, start = config[CtclConfig], base_of(config, folder, "conditional", progress)
+    kept = RunFolder(folder).last_checkpoint() or {"state": {}}
+    if kept["state"].get("model") != folder_fingerprint(start):  # tuned again, for another cache
+        raise NotMeasured(GONE)
     by_topic = (folder / TOPICS).is_dir()
     topics = load_topics(folder / TOPICS, texts.load_embedder().fingerprint) if by_topic else None
     conditions = Conditions(topics, own.document_type, tuple(config.classes), own.max_source)

@@ -263,7 +263,7 @@ class GeneralisedFedAvg(Method):
 
     def state(self) -> dict[str, Any]:
         """Small JSON; the arrays of the round are on disk already."""
-        names = {"arrays": self._name, "older": self._older}
+        names = {"arrays": self._name, "older": self._older, "model": self.model}
         return {**names, "clip_norm": self.clip_norm, "layout": self.layout.digest()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -272,6 +272,11 @@ class GeneralisedFedAvg(Method):
             raise ValueError(
                 f"{self.folder.path} holds the training of other arrays: give it the arrays it "
                 "began with, or choose another folder"
+            )
+        if state["model"] != self.model:  # LoRA's arrays would fit another one, too
+            raise ValueError(
+                f"{self.folder.path} holds the training of another model than the one at hand "
+                "(was a tuned one in a cache that is gone?): restore it, or choose another folder"
             )
         arrays = self._load(str(state["arrays"]))
         master = arrays.pop("parameters")
