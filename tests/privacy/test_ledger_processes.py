@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -17,12 +16,18 @@ from tests.rigs.ledger import remaining_rounds
 DELTA = 3e-6
 
 # Reserves and commits for ever, and prints each charge only after the ledger acknowledged it.
-# "slow" writes a few bytes at a time, so that a kill finds half a line.
+# With a number of writes it writes a few bytes at a time, and is killed in the place of the last.
 WRITER = """
-import itertools, os, sys, time
-if sys.argv[4] == "slow":
-    pwrite = os.pwrite
-    os.pwrite = lambda fd, data, at: (time.sleep(1e-4), pwrite(fd, data[:9], at))[1]
+import itertools, os, signal, sys
+left, pwrite = int(sys.argv[4]), os.pwrite
+def piecewise(fd, data, at):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pwrite(fd, data[:9], at)
+if left:
+    os.pwrite = piecewise
 from privsyn_flower.privacy import BudgetExceeded, Ledger
 path, run, z = sys.argv[1], sys.argv[2], float(sys.argv[3])
 ledger = Ledger.open(path, population="phones")
@@ -39,9 +44,9 @@ for number in itertools.count(1):
 """
 
 
-def start(path, run, z, speed="fast"):
+def start(path, run, z, killed_at=0):
     child = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), run, repr(z), speed],
+        [sys.executable, "-c", WRITER, str(path), run, repr(z), str(killed_at)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -61,11 +66,10 @@ def test_kill_while_writing_loses_nothing_acknowledged(tmp_path):
     ledger = Ledger.open(path, population="phones")
     torn = 0
     for attempt in range(8):
-        child = start(path, f"run-{attempt}", 5.0, "slow")
+        child = start(path, f"run-{attempt}", 5.0, rng.randint(1, 200))
         go(child)
-        time.sleep(rng.uniform(0.02, 0.15))
-        child.send_signal(signal.SIGKILL)
         out, _ = child.communicate()
+        assert child.returncode == -signal.SIGKILL
         torn += not path.read_bytes().endswith(b"\n")
         states = {c.id: c.state for c in ledger.charges()}
         said = [line.split() for line in out.splitlines(keepends=True) if line.endswith("\n")]

@@ -17,7 +17,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from privsyn_flower.app.inspect.attacks import NotMeasured, Scores
-from privsyn_flower.app.inspect.texts import InspectError, Texts, Users
+from privsyn_flower.app.inspect.texts import Texts, Users
 from privsyn_flower.client_apps.scores import scores_of
 from privsyn_flower.client_apps.votes import EligibleRows, votes_of
 from privsyn_flower.common.arrays import F64
@@ -45,8 +45,8 @@ class Release(NamedTuple):
 
 def releases(texts: Texts, progress: Progress = silent) -> Scores:
     """How much of each user's vector is in the sums: near 1 or near 0 where there is little noise.
-    A canary's text counts once, however often a device had it. Raises NotMeasured, and
-    InspectError for a damaged run folder."""
+    A canary's text counts once, however often a device had it. Raises NotMeasured, of a damaged run
+    folder, too: the other attacks go on."""
     embedder = texts.load_embedder()
     rounds = [one.query.model for one in _releases(texts)]
     if not rounds:
@@ -82,7 +82,7 @@ def _releases(texts: Texts) -> Iterator[Release]:
             yield from _of_folder(RunFolder(each), config)
         except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
             what = f"{type(error).__name__}: {error}"
-            raise InspectError(f"a release or question in {each} is damaged ({what})") from None
+            raise NotMeasured(f"a release or question in {each} is damaged ({what})") from None
 
 
 def _of_folder(folder: RunFolder, config: RunConfig) -> Iterator[Release]:

@@ -13,7 +13,7 @@ import pytest
 from privsyn_flower.app.inspect.attacks import NotMeasured
 from privsyn_flower.app.inspect.membership import auc
 from privsyn_flower.app.inspect.releases import answer, answers, releases
-from privsyn_flower.app.inspect.texts import InspectError, Texts
+from privsyn_flower.app.inspect.texts import Texts
 from privsyn_flower.config import load_config
 from privsyn_flower.data.users import Sample, texts_of
 from privsyn_flower.protocol.question import Query
@@ -100,7 +100,7 @@ def test_a_damaged_folder_is_named(damage: Callable[[Path], Any], tmp_path: Path
     users = people("p", 8, rng)
     given, _ = run_of(tmp_path / "run", users, [asked("votes", rng, 20)], 1.0)
     damage(tmp_path / "run")
-    with pytest.raises(InspectError, match=f"question in {tmp_path}/run is damaged"):
+    with pytest.raises(NotMeasured, match=f"question in {tmp_path}/run is damaged"):
         releases(given)(users)
 
 
