@@ -47,10 +47,10 @@ def releases(texts: Texts, progress: Progress = silent) -> Scores:
     """How much of each user's vector is in the sums: near 1 or near 0 where there is little noise.
     A canary's text counts once, however often a device had it. Raises NotMeasured, of a damaged run
     folder, too: the other attacks go on."""
-    embedder = texts.load_embedder()
     rounds = [one.query.model for one in _releases(texts)]
     if not rounds:
         raise NotMeasured("the run has no noisy sums of votes or scores")
+    embedder = texts.load_embedder()
     if set(rounds) != {embedder.fingerprint}:
         raise NotMeasured("the run asked by another embedder than this one")
 
