@@ -16,16 +16,19 @@ from tests.rigs.ledger import remaining_rounds
 DELTA = 3e-6
 
 # Reserves and commits for ever, and prints each charge only after the ledger acknowledged it.
-# With a number of writes it writes a few bytes at a time, and is killed in the place of the last.
+# With a number it writes a few bytes at a time, and is killed after so many writes, or, where that
+# is odd, in the place of the last.
 WRITER = """
 import itertools, os, signal, sys
 left, pwrite = int(sys.argv[4]), os.pwrite
 def piecewise(fd, data, at):
     global left
     left -= 1
+    if left or int(sys.argv[4]) % 2 == 0:
+        written = pwrite(fd, data[:9], at)
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    return pwrite(fd, data[:9], at)
+    return written
 if left:
     os.pwrite = piecewise
 from privsyn_flower.privacy import BudgetExceeded, Ledger

@@ -163,7 +163,7 @@ def recipe(kind: str, steps: int = 0) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class TuningRecipe:
-    """How a shipped model is tuned.
+    """How a given model is tuned.
 
     steps: at most, of `batch_tokens` padded tokens each. learning_rate: AdamW's. held_out: share
     of the texts, of at most `most_held_out`, whole groups of them. checks: looks at the held-out
