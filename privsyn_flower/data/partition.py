@@ -13,10 +13,10 @@ stay whole where the source has enough text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Generic, Protocol, TypeVar, overload
+from itertools import chain, islice
+from typing import Protocol
 
 import numpy as np
 
@@ -127,40 +127,15 @@ class _Across:
                 taken.append(position)
         if len(taken) < least:  # too few: leave the text to others
             for position in taken:
-                self._release(group, position)
+                self._near.release(self._first[id(group)] + position)
             taken = []
         return Group(group.name, tuple(group.samples[i] for i in taken), group.minority)
-
-    def _release(self, group: Group, position: int) -> None:
-        self._near.release(self._first[id(group)] + position)
 
 
 def _least(config: DataConfig) -> int:
     """Fewest samples of a user who is enrolled; 0 keeps everybody, whatever they hold."""
     chosen = config.near_duplicates == "remove" or config.min_samples_per_user > 1
     return config.min_samples_per_user if chosen else 0
-
-
-T = TypeVar("T")
-
-
-class _When(Sequence[T], Generic[T]):
-    """make(number) of each of some numbers, made when it is asked for."""
-
-    def __init__(self, numbers: I64, make: Callable[[int], T]) -> None:
-        self._numbers, self._make = numbers, make
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    @overload
-    def __getitem__(self, place: int) -> T: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[T]: ...
-    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
-        if isinstance(place, slice):
-            return _When(self._numbers[place], self._make)
-        return self._make(int(self._numbers[place]))
 
 
 def _natural(
@@ -171,21 +146,21 @@ def _natural(
     places = iter(rng.permutation(len(groups)))
     waiting = (groups[i] for i in places)
     test, development = _held_out(waiting, picker, config)
-    eligible: Sequence[Group]
     if _sections_of(config) == 1 and not _least(config):  # everybody, whatever they hold
         cap, rest = config.samples_per_user, np.fromiter(places, dtype=np.int64)
-        eligible = _When(rest, lambda i: picker.filter(groups[i], cap, 0))
-    else:
-        eligible = [
-            own
-            for group in waiting
-            for own in _parts(group, picker, config)
-            if _enrolled(own, config)
-        ]
-    if len(eligible) < config.users:
-        raise _too_few("users", config.users, len(eligible), config)
-    chosen = rng.choice(len(eligible), size=config.users, replace=False)
-    return test, development, (eligible[i] for i in chosen)
+        chosen = rest[_chosen(len(rest), config, rng)]
+        return test, development, (picker.filter(groups[int(i)], cap, 0) for i in chosen)
+    eligible = [
+        own for group in waiting for own in _parts(group, picker, config) if _enrolled(own, config)
+    ]
+    return test, development, [eligible[i] for i in _chosen(len(eligible), config, rng)]
+
+
+def _chosen(eligible: int, config: DataConfig, rng: np.random.Generator) -> I64:
+    """The places of `data.users` of so many, at random."""
+    if eligible < config.users:
+        raise _too_few("users", config.users, eligible, config)
+    return rng.choice(eligible, size=config.users, replace=False)
 
 
 def _dated(
@@ -289,20 +264,22 @@ def _uniform(
         )
     wanted = sum(counts) * size
     rng = seeded(config.seed, "uniform partition")
-    dealt: Sequence[tuple[Sample, ...]]
+    dealt: Iterator[tuple[Sample, ...]]
     if isinstance(picker, _Across) or config.source == "docstrings":
-        dealt = _samples_dealt(groups, picker, wanted, rng)
+        cards = _samples_dealt(groups, picker, wanted, rng)
+        there, dealt = len(cards), iter(cards)
     else:
         order = rng.permutation(len(groups))[:wanted]
-        dealt = _When(order, lambda i: groups[i].samples)
-    if len(dealt) < wanted:
-        missing = max(0, len(dealt) // size - counts[0] - counts[1])
+        there, dealt = len(order), (groups[int(i)].samples for i in order)
+    if there < wanted:
+        missing = max(0, there // size - counts[0] - counts[1])
         raise _too_few("users", config.users, missing, config)
-    hands = (tuple(chain(*dealt[i : i + size])) for i in range(0, wanted, size))
 
     def users(name: str, count: int) -> Iterator[Group]:
         """The next ones."""
-        return (_hand(Group(f"{name}-{i:06d}", next(hands)), picker, size) for i in range(count))
+        for i in range(count):
+            own = tuple(chain.from_iterable(islice(dealt, size)))
+            yield _hand(Group(f"{name}-{i:06d}", own), picker, size)
 
     test, development = list(users("test", counts[0])), list(users("development", counts[1]))
     return test, development, users("user", counts[2])
