@@ -25,7 +25,7 @@ from .canaries import CANARIES, Canary, canaries, with_canaries
 from .chats import chats_identity, load_chats
 from .docstrings import docstring_identity, load_docstrings
 from .emails import emails_identity, load_emails
-from .groups import Progress, Reading, Source
+from .groups import Reading, Source
 from .partition import Split, split
 from .reading import text_file
 from .spool import Shard, read_users, write_users
@@ -65,7 +65,8 @@ def prepare(
     def fill(folder: Path) -> None:
         skipped: list[str] = []
         with tempfile.TemporaryDirectory(dir=folder, prefix="rows.") as name:
-            source = load_source(config, cache, note, skipped.append, scratch=Path(name))
+            reading = Reading(cache, note, skipped.append, scratch=Path(name))
+            source = _kind(config.source).load(config, reading)
             across = config.near_duplicates == "remove"
             note("removing near duplicates and splitting users" if across else "splitting users")
             _write(folder, split(source, config), config, source)
@@ -284,7 +285,7 @@ HUB = "hub:"  # a data set's name follows
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a source is read (`load_source`), and what its text is made of (`identity`)."""
+    """How a source is read (every group, or DataError), and what its text is made of."""
 
     load: Callable[[DataConfig, Reading], Source]
     identity: Callable[[DataConfig], dict[str, str]]
@@ -302,17 +303,6 @@ SOURCES = {
 def identity(config: DataConfig) -> dict[str, str]:
     """What the text is made of: package or file -> content address, without reading the text."""
     return _kind(config.source).identity(config)
-
-
-def load_source(
-    config: DataConfig, cache: Path, progress: Progress, tell: Tell | None = None, *, scratch: Path
-) -> Source:
-    """Read every group the configuration names. Raises DataError for what cannot be read.
-
-    The other arguments: as of `Reading`.
-    """
-    reading = Reading(cache, progress, tell, scratch)
-    return _kind(config.source).load(config, reading)
 
 
 def _kind(name: str) -> Kind:

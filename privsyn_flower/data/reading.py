@@ -28,6 +28,7 @@ from privsyn_flower.common.files import DataError
 
 from .delimited import MAX_FIELDS, Piece, Record, records, shorten_json
 from .findings import UTF8
+from .tables import require_arrow
 
 Row = tuple[int, Mapping[str, Any]]  # line it begins in (parquet: row) from 1, column -> value
 Report = Callable[[int, str, str], None]  # line, problem, advice; never given any text
@@ -299,8 +300,6 @@ def _python_rows(batch: Any) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
     """The open file. Raises DataError where it is no parquet file, or a damaged one."""
-    from .tables import require_arrow
-
     require_arrow()
     from pyarrow import parquet
 

@@ -29,9 +29,9 @@ from privsyn_flower.common.files import DataError
 from .findings import LeftOut, Tally
 from .groups import Group
 from .reading import Report
-from .tables import damaged, read_table, require_arrow, write_batches
+from .tables import damaged, read_table, require_arrow
 from .users import RowCollector, Rows, Sample, SampleStore, Tell, log_skipped
-from .values import Columns, LabelledText
+from .values import Columns, labelled
 
 PARTS = 128  # files of rows; one of them is in memory at a time
 PART_ROWS = 256  # of a part, written together
@@ -181,21 +181,17 @@ def write_users(path: Path, users: Iterable[Group]) -> int:
     schema = arrow.schema(
         [("user", arrow.string()), ("texts", several), ("labels", several), ("dates", several)]
     )
-    written = 0
-
-    def batches() -> Iterator[list[list[Any]]]:
-        nonlocal written
-        waiting = iter(users)
+    waiting, written = iter(users), 0
+    with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, schema) as writer:
         while part := list(islice(waiting, ROWS)):
             written += len(part)
-            yield [
-                [user.name for user in part],
-                [[sample.text for sample in user.samples] for user in part],
-                [[sample.label for sample in user.samples] for user in part],
-                [[sample.date for sample in user.samples] for user in part],
-            ]
-
-    write_batches(path, schema, batches())
+            columns = {
+                "user": [user.name for user in part],
+                "texts": [[sample.text for sample in user.samples] for user in part],
+                "labels": [[sample.label for sample in user.samples] for user in part],
+                "dates": [[sample.date for sample in user.samples] for user in part],
+            }
+            writer.write_batch(arrow.RecordBatch.from_pydict(columns, schema=schema))
     return written
 
 
@@ -262,7 +258,7 @@ class Shard(Mapping[str, list[str]]):
         if table["user"][skip : skip + len(expected)] != expected:
             raise damaged(self._path, DataError("other users"))
         rows = zip(table["texts"], table["labels"], strict=True)
-        return [_labelled(texts, labels) for texts, labels in rows]
+        return [list(map(labelled, texts, labels)) for texts, labels in rows]
 
     def _read(self, file: Any, number: int) -> dict[str, list[Any]]:
         arrow = require_arrow()
@@ -274,10 +270,3 @@ class Shard(Mapping[str, list[str]]):
         except (OSError, ValueError, IndexError, KeyError, arrow.ArrowException) as error:
             raise damaged(self._path, error) from None
         return columns
-
-
-def _labelled(texts: list[str], labels: list[str]) -> list[str]:
-    if not any(labels):
-        return texts
-    pairs = zip(texts, labels, strict=True)
-    return [LabelledText(text, label) if label else text for text, label in pairs]

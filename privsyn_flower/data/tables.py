@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,6 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]], *, rows_per_ba
     table = arrow.table({name: list(values) for name, values in columns.items()})
     with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=rows_per_batch)
-
-
-def write_batches(path: Path, schema: Any, batches: Iterable[Sequence[Sequence[Any]]]) -> None:
-    """Batches of columns of Python values -> an Arrow file of that schema, a batch at a time."""
-    arrow = require_arrow()
-    with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, schema) as writer:
-        for columns in batches:
-            arrays = [arrow.array(c, kind) for c, kind in zip(columns, schema.types, strict=True)]
-            writer.write_batch(arrow.record_batch(arrays, schema=schema))
 
 
 def read_table(path: Path, start: int = 0, length: int | None = None) -> dict[str, list[Any]]:

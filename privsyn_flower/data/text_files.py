@@ -107,7 +107,7 @@ def private_columns(config: DataConfig) -> Columns:
 def private_groups(
     users: Mapping[str, Sequence[Sample]], config: DataConfig, left_out: LeftOut
 ) -> list[Group]:
-    """The users of a source as `load_source` has them. left_out: counts what becomes no sample."""
+    """The users of a source as groups. left_out: counts what becomes no sample."""
     return [Group(user, cut(own, config, left_out)) for user, own in users.items()]
 
 

@@ -21,12 +21,12 @@ from .values import (
     PLAIN_DATE,
     ROUNDED,
     Columns,
-    LabelledText,
     MissingColumn,
     RoundedIds,
     date_problem,
     id_problem,
     is_missing,
+    labelled,
     shared_id,
     to_date,
     to_name,
@@ -54,10 +54,7 @@ class Sample:
 
 def texts_of(users: Mapping[str, Iterable[Sample]]) -> dict[str, list[str]]:
     """user -> samples becomes user -> texts; those with a label are `LabelledText`s."""
-    return {
-        user: [LabelledText(s.text, s.label) if s.label else s.text for s in own]
-        for user, own in users.items()
-    }
+    return {user: [labelled(s.text, s.label) for s in own] for user, own in users.items()}
 
 
 def load_users(

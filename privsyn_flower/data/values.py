@@ -299,6 +299,11 @@ class LabelledText(str):
         return made
 
 
+def labelled(text: str, label: str) -> str:
+    """The text with its label, where it has one."""
+    return LabelledText(text, label) if label else text
+
+
 def label_of(text: str) -> str:
     """The label of a user's text, PRIVATE; empty when it has none."""
     return text.label if isinstance(text, LabelledText) else ""

@@ -78,16 +78,16 @@ def users_file(path: Path, users: int) -> DataConfig:
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = users_file(tmp_path / "users.jsonl", 20)
-    real, left = spool.write_batches, 1
+    real, left = federation.write_users, 1
 
-    def full(*arguments: Any) -> None:
+    def full(*arguments: Any) -> int:
         nonlocal left
         if not left:
             raise OSError(errno.ENOSPC, "No space left on device")
         left -= 1
-        real(*arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(spool, "write_batches", full)
+    monkeypatch.setattr(federation, "write_users", full)
     with pytest.raises(OSError, match="No space left"):
         prepare(config, tmp_path)
     assert [path.suffix for path in (tmp_path / "data").iterdir()] == [".lock"]
@@ -99,17 +99,17 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from privsyn_flower.config import DataConfig
-from privsyn_flower.data import prepare, spool
+from privsyn_flower.data import federation, spool
 
 spool.PARTS, spool.PART_ROWS = 3, 2
-real = spool.write_batches
+real = federation.write_users
 
-def killed(path, schema, batches):
-    real(path, schema, batches)
+def killed(path, users):
+    real(path, users)
     os.kill(os.getpid(), signal.SIGKILL)
 
-spool.write_batches = killed
-prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
+federation.write_users = killed
+federation.prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
