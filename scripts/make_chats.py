@@ -19,7 +19,7 @@ from typing import Any
 
 from privsyn_flower.app.public.journal import lines_of, read_state
 from privsyn_flower.config import DataConfig
-from privsyn_flower.data.chunks import join_short
+from privsyn_flower.data.groups import join_short
 from privsyn_flower.data.messages import POOL, PROVENANCE
 
 STAGE = "chat"

@@ -28,10 +28,10 @@ from privsyn_flower.common.files import DataError, cache_home
 from privsyn_flower.common.python_path import canonical
 from privsyn_flower.config import load_config
 from privsyn_flower.data import Federation, prepare
-from privsyn_flower.data.chunks import chunk
 from privsyn_flower.data.dedup import keep_first
 from privsyn_flower.data.docstring_worker import clean
 from privsyn_flower.data.docstrings import Package, find_package, package_lists, scan_packages
+from privsyn_flower.data.groups import chunk
 
 ROOT = Path(__file__).resolve().parent.parent
 PIECE_WORDS = 96  # about 140 tokens

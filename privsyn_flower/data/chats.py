@@ -88,9 +88,7 @@ def senders(
         for sender, messages in _sides(conversation["messages"]).items():
             own.setdefault(sender, []).extend(samples_of(messages, config, left_out))
             joined["messages"] += len(messages)
-    joined["people"] = len(own)
-    joined["texts"] = sum(map(len, own.values()))
-    return [Group(sender, tuple(own[sender])) for sender in sorted(own)]
+    return joined.groups(own)
 
 
 def _sides(turns: Iterable[Iterable[Mapping[str, Any]]]) -> dict[str, list[str]]:

@@ -32,8 +32,7 @@ from privsyn_flower.common.python_path import canonical
 from privsyn_flower.config import DataConfig, split_list
 
 from . import docstring_worker
-from .chunks import chunk
-from .groups import Group, Reading, Source
+from .groups import Group, Reading, Source, chunk
 from .tables import read_table, write_table
 from .users import Sample
 
@@ -72,25 +71,19 @@ class Package:
 
 
 def scan_packages(
-    names: Sequence[str],
-    cache: Path,
-    *,
-    workers: int = 0,
-    progress: Callable[[str], None] | None = None,
+    names: Sequence[str], cache: Path, *, progress: Callable[[str], None] = lambda _: None
 ) -> list[Module]:
     """Every module with docstrings of the named packages, by package then module name.
 
-    workers: parallel processes; 0 takes the cores this process may use. The result does not
-    depend on it. Raises DataError for a package that is not installed.
+    Raises DataError for a package that is not installed.
     """
     modules: list[Module] = []
     for package in [find_package(name) for name in names]:
         path = cache / "docstrings" / f"{canonical(package.name)}-{package.key[:24]}.arrow"
         with locked(path.with_suffix(".lock")):
             if not path.exists():
-                if progress:
-                    progress(f"reading docstrings of {package.name} {package.version}")
-                _scan_to(package, path, workers or available_cores())
+                progress(f"reading docstrings of {package.name} {package.version}")
+                _scan_to(package, path)
         columns = read_table(path)
         modules += [
             Module(package.name, name, tuple(texts))
@@ -148,8 +141,8 @@ def _run_worker(batch: list[str]) -> list[list[str] | None]:
     return results
 
 
-def _scan_to(package: Package, path: Path, workers: int) -> None:
-    results = scan_parallel([file for _, file in package.files], workers)
+def _scan_to(package: Package, path: Path) -> None:
+    results = scan_parallel([file for _, file in package.files], available_cores())
     unread = sum(result is None for result in results)
     if unread:
         log.info("%s: %d files are not readable as Python, left out", package.name, unread)

@@ -228,9 +228,7 @@ def mail_senders(
         sender = own.setdefault(_pseudonym(mail.sender), [])  # whatever the e-mail holds
         if mail.paragraphs is not None:
             sender += samples_of([edit(one) for one in mail.paragraphs], config, left_out)
-    joined["people"] = len(own)
-    joined["texts"] = sum(map(len, own.values()))
-    return [Group(sender, tuple(own[sender])) for sender in sorted(own)]
+    return joined.groups(own)
 
 
 def _place(config: DataConfig) -> str:

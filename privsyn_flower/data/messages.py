@@ -12,17 +12,16 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from privsyn_flower.common.files import DataError, file_digest
 from privsyn_flower.config import DataConfig, split_list
 
-from .chunks import chunk, join_short
 from .docstrings import package_groups, package_identity
 from .findings import LeftOut
-from .groups import Group, Reading
+from .groups import Group, Reading, chunk, join_short
 from .text_files import blocks, place_identity, public_groups, public_place
 from .users import MAX_TEXT, Sample
 
@@ -36,6 +35,11 @@ LONGEST_LINE, LARGEST_POOL = 2**20, 2**28  # bytes, unpacked
 
 class Joined(Counter[str]):
     """How many messages became how many texts. PRIVATE where the messages are."""
+
+    def groups(self, own: Mapping[str, list[Sample]]) -> list[Group]:
+        """Each person's samples as a group, by their ids; people and texts are counted."""
+        self["people"], self["texts"] = len(own), sum(map(len, own.values()))
+        return [Group(person, tuple(own[person])) for person in sorted(own)]
 
     def summary(self, where: str) -> str:
         """A line for a terminal."""

@@ -1,11 +1,17 @@
-"""What is in a file of users, for the person who owns it: counts, sizes, oddities, a start."""
+"""What is in a file of users, for the person who owns it: counts, sizes, oddities, a start.
+
+All figures are exact, so they are as PRIVATE as the text that is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from privsyn_flower.common.units import units
 from privsyn_flower.config import DataConfig, toml_value
@@ -14,6 +20,7 @@ from .dedup import keep_own
 from .findings import Kind, LeftOut, Tally
 from .partition import BEYOND, NEAR
 from .reading import column_names, form_of, read_rows
+from .text_files import read_place
 from .users import RowCollector, Sample, SampleStore, examine
 from .values import Columns
 
@@ -179,7 +186,7 @@ def survey(
         without_text=sum(not own for own in users.values()),
         texts=len(texts),
         texts_per_user=_range([len(own) for own in users.values()]),
-        words=_range([len(units(text)) for text in texts]),
+        words=_range(words_of(texts)),
         characters=_range([len(text) for text in texts]),
         kinds=kinds,
         refused=refused or ("" if texts else "no user has a text that can be read"),
@@ -243,3 +250,41 @@ def preview(path: Path, columns: Columns) -> Preview:
         read.add(line, row)
     read.finish()
     return Preview(read.present | present, rows, read.rows, whole, held.users, read)
+
+
+# Sizes as quantiles: POPri's Figure 9 and Table 4, LargeFedBench's tables.
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+
+Counter = Callable[[Sequence[str]], list[int]]  # texts -> the size of each
+
+
+def words_of(texts: Sequence[str]) -> list[int]:
+    """Words of each text, as everything here counts them."""
+    return [len(units(text)) for text in texts]
+
+
+def statistics(place: str, columns: Columns, tokens: Counter | None = None) -> dict[str, Any]:
+    """Users, texts and labels of a file or a `hub:` data set, and quantiles of their sizes.
+
+    tokens: counts them, where they are wanted. Raises DataError for what cannot be read.
+    """
+    users = read_place(place, columns)
+    texts = [[sample.text for sample in own] for own in users.values()]
+    sizes = {"texts_per_user": quantiles(map(len, texts))}
+    for name, count in (("words", words_of), ("tokens", tokens)):
+        if count is not None:
+            each = [count(own) if own else [] for own in texts]
+            sizes[f"{name}_per_text"] = quantiles(chain.from_iterable(each))
+            sizes[f"{name}_per_user"] = quantiles(map(sum, each))
+    labels = sorted({sample.label for own in users.values() for sample in own} - {""})
+    return {"users": len(users), "texts": sum(map(len, texts)), "labels": len(labels), **sizes}
+
+
+def quantiles(counts: Iterable[int]) -> dict[str, float]:
+    """Mean, standard deviation and QUANTILES of some counts; {} of none."""
+    found = np.fromiter(counts, dtype=np.float64)
+    if not len(found):
+        return {}
+    each = zip(QUANTILES, np.quantile(found, QUANTILES).tolist(), strict=True)
+    told = {"mean": float(found.mean()), "std": float(found.std())}
+    return told | {f"{100 * share:g}%": value for share, value in each}

@@ -11,9 +11,8 @@ from pathlib import Path
 from privsyn_flower.common.files import DataError, file_digest
 from privsyn_flower.config import DataConfig
 
-from .chunks import cut
 from .findings import LeftOut
-from .groups import Group, Progress, Reading, Source
+from .groups import Group, Progress, Reading, Source, cut
 from .hub import hub_columns, hub_rows, load_hub
 from .reading import NO_MIX, column_names, text_file
 from .spool import store_groups
@@ -82,11 +81,11 @@ def _public_groups(
     columns = _columns_at(path)
     label = config.label_column if config.label_column in columns else ""
     if user and user in columns:
-        users = _read(path, Columns(user, text, label), progress)
+        users = read_place(path, Columns(user, text, label), progress)
         return [Group(name, cut(own, config, left_out)) for name, own in users.items() if own]
     samples = [
         sample
-        for own in _read(path, Columns("", text, label), progress).values()
+        for own in read_place(path, Columns("", text, label), progress).values()
         for sample in cut(own, config, left_out)
     ]
     return blocks(samples)
@@ -133,14 +132,10 @@ def _places(config: DataConfig) -> tuple[str, str]:
     return private, public_place(config)
 
 
-def _read(place: str, columns: Columns, tell: Tell | None) -> dict[str, list[Sample]]:
+def read_place(place: str, columns: Columns, tell: Tell | None = None) -> dict[str, list[Sample]]:
+    """user -> samples of a file or a `hub:` data set, whoever's they are. Raises DataError."""
     rows, where = _rows(place, columns)
     return collect_rows(rows, columns, 0, where, private=False, tell=tell)
-
-
-def read_place(place: str, columns: Columns) -> dict[str, list[Sample]]:
-    """user -> samples of a file or a `hub:` data set, whoever's they are. Raises DataError."""
-    return _read(place, columns, None)
 
 
 def grouped_by_label(place: str, columns: Columns) -> dict[str, list[str]]:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from privsyn_flower.config import ConfigError, DataConfig, RunConfig
 from privsyn_flower.data import DataError, Federation, chats, prepare
 from privsyn_flower.data.chats import senders
-from privsyn_flower.data.chunks import join_short
 from privsyn_flower.data.federation import prepared_key
 from privsyn_flower.data.findings import LeftOut
+from privsyn_flower.data.groups import join_short
 from privsyn_flower.data.messages import FEW, POOL, Joined, samples_of
 
 Turn = list[dict[str, str]]

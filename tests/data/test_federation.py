@@ -17,8 +17,8 @@ import pytest
 
 from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, load_users, prepare, shard_sizes
-from privsyn_flower.data.chunks import DATA, REST
 from privsyn_flower.data.docstrings import scan_packages
+from privsyn_flower.data.groups import DATA, REST
 from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
 from privsyn_flower.data.partition import NEAR
 from privsyn_flower.data.text_files import public_groups

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.data.statistics import quantiles, statistics
+from privsyn_flower.data.surveys import quantiles, statistics
 from privsyn_flower.data.values import Columns
 from privsyn_flower.evaluation.clusters import chosen, draw_clusters
 from privsyn_flower.text.embedders import NgramEmbedder

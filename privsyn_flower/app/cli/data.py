@@ -72,7 +72,7 @@ def statistics(
     They are exact figures of the text: of private text they are for its owner, and no epsilon
     covers them. They are printed, and kept nowhere.
     """
-    from privsyn_flower.data.statistics import statistics as measured
+    from privsyn_flower.data.surveys import statistics as measured
     from privsyn_flower.data.values import Columns
     from privsyn_flower.text.models.batches import encode
     from privsyn_flower.text.models.pretrained import load_tokenizer

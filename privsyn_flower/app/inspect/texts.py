@@ -21,9 +21,9 @@ from privsyn_flower.common.units import words
 from privsyn_flower.config import RunConfig, cache_folder, load_config
 from privsyn_flower.data import Federation, load_users, prepare
 from privsyn_flower.data.canaries import Canary
-from privsyn_flower.data.chunks import cut
 from privsyn_flower.data.federation import prepared_key
 from privsyn_flower.data.findings import LeftOut
+from privsyn_flower.data.groups import cut
 from privsyn_flower.data.text_files import public_groups
 from privsyn_flower.data.users import Sample
 from privsyn_flower.runs import SEEDS, SYNTHETIC, read_jsonl

@@ -24,7 +24,7 @@ from privsyn_flower.app.local.layout import create
 from privsyn_flower.app.preflight import Finding, check_ready, exchange, machine, numbers
 from privsyn_flower.app.preflight.data import left_out, private_file
 from privsyn_flower.config import RunConfig, absolute_paths, load_config, parse_override
-from privsyn_flower.data.chunks import REST
+from privsyn_flower.data.groups import REST
 from privsyn_flower.data.partition import BEYOND
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
