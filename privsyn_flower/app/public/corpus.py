@@ -94,7 +94,7 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
                 _look_whether_judged(journal.counts, answer, own.max_tokens)
                 journal.tick()
                 progress("filter", _finished(journal), total.of(journal), f"{journal.lines:,} kept")
-        journal.complete(own.limit)
+        journal.until = own.limit
 
 
 def _hand_on(claim: str, folder: Path) -> None:
@@ -160,7 +160,7 @@ def convert_texts(config: PublicTextConfig, opened: Opened, progress: Progress =
                 journal.done(position)
                 journal.tick()
                 progress("convert", _finished(journal), max(expected, journal.taken))
-        journal.complete(state["bytes"])
+        journal.until = state["bytes"]
 
 
 def write_chats(config: PublicTextConfig, opened: Opened, progress: Progress = silent) -> None:
@@ -197,7 +197,7 @@ def write_chats(config: PublicTextConfig, opened: Opened, progress: Progress = s
                 journal.tick()
                 note = f"{journal.lines:,} conversations"
                 progress("chat", _finished(journal), max(1, own.personas), note)
-        journal.complete(own.personas)
+        journal.until = own.personas
 
 
 def write_messages(config: PublicTextConfig, opened: Opened, progress: Progress = silent) -> None:
@@ -233,7 +233,7 @@ def write_messages(config: PublicTextConfig, opened: Opened, progress: Progress 
                 progress(
                     "chat", _finished(journal), max(1, own.personas), f"{journal.lines:,} kept"
                 )
-        journal.complete(own.personas)
+        journal.until = own.personas
 
 
 def _keep_messages(journal: Journal, answer: Answer, sieve: Sieve) -> None:
@@ -292,7 +292,7 @@ class _Chains:
         ]
         following = [self._request(one) for one in steps if one not in self.there]
         cost = _cost(answer, "lists" if items else "empty_lists")
-        self.journal.count(step.position, **cost)
+        self.journal.open[step.position].update(cost)
         self._settle(step.position, 1 - len(following))
         return following
 
@@ -336,7 +336,7 @@ def _keep(
     if talk or open_piece is None:
         journal.counts += cost
     else:
-        journal.count(open_piece, **cost)
+        journal.open[open_piece].update(cost)
 
 
 def _cost(answer: Answer, kind: str) -> Counter[str]:

@@ -64,8 +64,9 @@ class Journal:
 
     Attributes:
         counts: of whatever the stage counts; those of pieces that are not done are kept apart.
-        open: pieces under way, with their counts. again: those of them that were so when the state
-            was last written down by an earlier process.
+        until: of how much of the source all is taken and done; None: it is not.
+        open: pieces under way, with their counts, which hold when they are done. again: those of
+            them that were so when the state was last written down by an earlier process.
         begun: tells these lines from those of the same stage when it is begun again.
     """
 
@@ -90,7 +91,7 @@ class Journal:
         self.counts = Counter[str](state.get("counts", {}))
         self.last = tuple(state["last"]) if state.get("last") else None
         self.again = {tuple(position) for position in state.get("open", ())}
-        self.until = state.get("until")  # what it is complete for; None: it is not
+        self.until: int | str | None = state.get("until")
         self.open = {position: Counter[str]() for position in self.again}
 
     def _compare(self, settings: Mapping[str, Any]) -> None:
@@ -171,11 +172,6 @@ class Journal:
         self.bytes += len(data)
         self.lines += 1
 
-    def count(self, position: Position, **values: int) -> None:
-        """Count something of a piece under way: it holds when the piece is done."""
-        for name, value in values.items():
-            self.open[position][name] += value
-
     def done(self, position: Position) -> None:
         """A piece has all its lines."""
         self.counts += self.open.pop(position)
@@ -190,10 +186,6 @@ class Journal:
         """Write the state down, if it is time."""
         if self.due:
             self.save()
-
-    def complete(self, until: int | str) -> None:
-        """All that there is, of this much of the source, was taken and is done."""
-        self.until = until
 
     def save(self) -> None:
         """Lines and state on disk, the lines first."""

@@ -54,7 +54,7 @@ def mix(config: PublicTextConfig, progress: Progress = silent) -> None:
     with Journal(folder, UNDER_WAY, settings, anew=True) as journal:
         with _seen(journal, config.mix.repeats == "remove") as seen:
             _write(config, journal, seen, progress)
-        journal.complete(config.mix.limit)
+        journal.until = config.mix.limit
     state_path(folder, UNDER_WAY).replace(state_path(folder, MIX))
     _whole(folder, settings)
 
