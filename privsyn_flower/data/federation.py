@@ -26,6 +26,7 @@ from .chats import chats_identity, load_chats
 from .docstrings import docstring_identity, load_docstrings
 from .emails import emails_identity, load_emails
 from .groups import Reading, Source
+from .hub import HUB
 from .partition import Split, split
 from .reading import text_file
 from .spool import Shard, read_users, write_users
@@ -278,9 +279,6 @@ def _write(folder: Path, parts: Split, config: DataConfig, source: Source) -> No
         "config": config.model_dump(by_alias=True),
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=1, sort_keys=True), "utf-8")
-
-
-HUB = "hub:"  # a data set's name follows
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from privsyn_flower.common.files import DataError
 
 from .reading import FORMATS, Report, Row, column_names, read_rows
 
+HUB = "hub:"  # begins the place of a data set of the hub; its name follows
 TYPES = (
     "often a column has values of several types, or files have different columns: write it as text "
     "in all of them"
@@ -39,7 +40,7 @@ def load_hub(place: str) -> Any:
         raise DataError(
             f"{place} needs the datasets package: pip install 'privsyn-flower[server]'"
         ) from error
-    name, _, part = place.removeprefix("hub:").partition("#")
+    name, _, part = place.removeprefix(HUB).partition("#")
     name, _, subset = name.partition("@")
     split, _, rows = part.partition(":")
     if not name or (rows and not (rows.isdigit() and int(rows) > 0)):

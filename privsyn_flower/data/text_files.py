@@ -13,7 +13,7 @@ from privsyn_flower.config import DataConfig
 
 from .findings import LeftOut
 from .groups import Group, Progress, Reading, Source, cut
-from .hub import hub_columns, hub_rows, load_hub
+from .hub import HUB, hub_columns, hub_rows, load_hub
 from .reading import NO_MIX, column_names, text_file
 from .spool import store_groups
 from .users import Rows, Sample, Tell, collect_rows, rows_of
@@ -119,7 +119,7 @@ def blocks(samples: Sequence[Sample], name: str = "rows", *, minority: bool = Fa
 def public_place(config: DataConfig) -> str:
     """`data.public-path`: a hub's data set, or a file, in a corpus folder the file of its text."""
     public = config.public_path
-    if public and not public.startswith("hub:"):
+    if public and not public.startswith(HUB):
         file = text_file(Path(public).expanduser())
         if file.is_dir():
             raise DataError(f"{file} {NO_MIX}")
@@ -149,7 +149,7 @@ def grouped_by_label(place: str, columns: Columns) -> dict[str, list[str]]:
 
 def _rows(place: str, columns: Columns) -> tuple[Rows, str]:
     """The rows of a place, and its name in what is said of them."""
-    if not place.startswith("hub:"):
+    if not place.startswith(HUB):
         path = Path(place).expanduser()
         return rows_of(path, columns), place_name(place)
     data = load_hub(place)
@@ -159,20 +159,20 @@ def _rows(place: str, columns: Columns) -> tuple[Rows, str]:
 
 
 def _columns_at(place: str) -> list[str]:
-    if not place.startswith("hub:"):
+    if not place.startswith(HUB):
         return column_names(Path(place).expanduser())
     return hub_columns(load_hub(place))
 
 
 def place_name(place: str) -> str:
     """A place as it is called in what is said of its rows."""
-    return place if place.startswith("hub:") else Path(place).name
+    return place if place.startswith(HUB) else Path(place).name
 
 
 def place_identity(place: str, key: str = "data.path or data.public-path") -> str:
     """The content address of a file, a folder or a hub's data set. key: what names it."""
-    hub = place.startswith("hub:")
-    bare = place.removeprefix("hub:").partition("#")[0].partition("@")[0] if hub else place
+    hub = place.startswith(HUB)
+    bare = place.removeprefix(HUB).partition("#")[0].partition("@")[0] if hub else place
     path = Path(bare).expanduser()
     if hub and not path.is_dir():
         return f"{place} with datasets {importlib.metadata.version('datasets')}"

@@ -7,8 +7,8 @@ terminal of whoever simulates, and nowhere else.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from privsyn_flower.app.local.federation import LocalFederation
@@ -16,13 +16,16 @@ from privsyn_flower.app.local.simulation import FlowerError
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.ledger import LedgerError
 from privsyn_flower.server_apps.privacy_plan import baseline
+from privsyn_flower.server_apps.readiness import faults, notes
 
 from .data import docstring_packages, language, messages, private_file, public_file, split_files
 from .findings import Finding, Findings, NotReady
-from .machine import federation_nodes, models, needs, places, trackers
-from .numbers import budget, candidates, check_privacy, everybody, integers, keys, product
+from .machine import federation_nodes, models, places, trackers
+from .numbers import budget, candidates, check_privacy, everybody, integers, keys
 
 __all__ = ["Finding", "NotReady", "check_ready"]
+
+Check = Callable[[RunConfig], Findings]
 
 
 def check_ready(
@@ -37,41 +40,41 @@ def check_ready(
     In the order in which a reader would mend things. config: with absolute paths. federation:
     where it runs; None simulates. resumed: the run has begun, so its numbers stand.
     """
-    checks: list[Callable[[], Findings]] = [
-        lambda: keys(config),
-        lambda: _data(config),
-        lambda: needs(config),
-        lambda: trackers(config),
-        lambda: models(config),
-        lambda: language(config),
-        lambda: candidates(config),
-        lambda: places(config, folder),
-        lambda: product(config),
-        lambda: everybody(config),
-    ]
+    checks: list[Check] = [keys, _data, _needs, trackers, models, language, candidates]
+    checks += [partial(places, folder=folder), _notes, everybody]
     asks = baseline(config) is None  # else there is neither noise nor a ledger
     if asks:
-        checks.append(lambda: budget(config, folder, resumed=resumed))
+        checks.append(partial(budget, folder=folder, resumed=resumed))
     if asks and not resumed:
-        checks += [lambda: check_privacy(config), lambda: integers(config)]
+        checks += [check_privacy, integers]
     if federation is not None:
-        checks.append(lambda: federation_nodes(config, federation))
-    return list(dict.fromkeys(finding for check in checks for finding in _run(check)))
+        checks.append(partial(federation_nodes, federation=federation))
+    return list(dict.fromkeys(finding for check in checks for finding in _run(check, config)))
+
+
+def _needs(config: RunConfig) -> Findings:
+    """What the ServerApp looks for again, before its first question."""
+    return map(Finding, faults(config))
+
+
+def _notes(config: RunConfig) -> Findings:
+    """Whether the result is less than a reader may expect."""
+    return (Finding(text, fatal=False) for text in notes(config))
 
 
 def _data(config: RunConfig) -> Findings:
     """The text; its split where nothing is wrong with the files themselves."""
     files = (private_file, public_file, docstring_packages, messages)
-    found = [finding for look in files for finding in _run(functools.partial(look, config))]
+    found = [finding for look in files for finding in _run(look, config)]
     yield from found
     if not any(finding.fatal for finding in found):
         yield from split_files(config)
 
 
-def _run(check: Callable[[], Findings]) -> Findings:
+def _run(check: Check, config: RunConfig) -> Findings:
     """What a check finds; what it raises is one more finding."""
     try:
-        yield from check()
+        yield from check(config)
     except OSError as error:
         yield Finding(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (ValueError, LedgerError, FlowerError) as error:

@@ -15,6 +15,7 @@ from privsyn_flower.data.docstrings import STDLIB, find_distribution, package_li
 from privsyn_flower.data.federation import identity
 from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.groups import Source
+from privsyn_flower.data.hub import HUB
 from privsyn_flower.data.partition import BEYOND, split
 from privsyn_flower.data.reading import NO_MIX, text_file
 from privsyn_flower.data.spool import OTHER_DATES
@@ -37,7 +38,6 @@ from privsyn_flower.text.words import MOST_TOKENS, MOST_UNREADABLE, Spelling, sp
 from .findings import Finding, Findings
 from .sizes import model_files
 
-HUB = "hub:"
 SPELLING = ("generator", "conditional", "infiller", "downstream")  # models that read tokens
 CHECK = "`privsyn data check` says what is skipped"
 

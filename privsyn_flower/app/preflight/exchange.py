@@ -42,10 +42,10 @@ class Exchange:
     bits: int | None
     down: int | None
     up: int | None
-    first_seconds: float | None
-    seconds: float | None
-    timed: bool
-    memory: int | None
+    first_seconds: float | None = None
+    seconds: float | None = None
+    timed: bool = False
+    memory: int | None = None
     once: int = 0
     past: int = 0
 
@@ -59,7 +59,7 @@ def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
     embedder, count = size_of("embedder", config), recipe_of(config).length(config)
     bits, up = _answer(config, count)
     if embedder is None:
-        return Exchange(count, bits, None, up, None, None, False, None)
+        return Exchange(count, bits, None, up)
     data, task = config.data, _embedding(config)
     embedding, timed = seconds_of(task, embedder, machine)
     products = 2.0 * count * data.samples_per_user * embedder.dimension / machine.operations
@@ -123,7 +123,7 @@ def _training(config: RunConfig, machine: Machine) -> Exchange:
     length, down = trained(config, size)
     bits, up = _answer(config, length)
     if size is None:
-        return Exchange(length, bits, down, up, None, None, False, None)
+        return Exchange(length, bits, down, up)
     task = Task(
         "rounds", "", "fine-tuning", config.trained, config.local_steps * training.batch_size,
         sequence_tokens(config), nodes=True,
@@ -153,7 +153,7 @@ def _measuring(config: RunConfig, machine: Machine) -> Exchange:
     size, length = size_of("downstream", config), recipe_of(config).length(config)
     bits, up = _answer(config, length)
     if size is None:
-        return Exchange(length, bits, None, up, None, None, False, None)
+        return Exchange(length, bits, None, up)
     own = config[MeasureConfig]
     task = replace(scoring(config, "", len(own.named), own.tokens(config)), nodes=True)
     task = replace(task, items=max(1, task.items // config.data.users))  # of one user

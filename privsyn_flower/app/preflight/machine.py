@@ -13,7 +13,7 @@ from privsyn_flower.app.tracking.trackers import fault
 from privsyn_flower.common.files import ledger_folder
 from privsyn_flower.config import RunConfig, cache_folder, split_list
 from privsyn_flower.server_apps.public_text import is_deployment
-from privsyn_flower.server_apps.readiness import TOO_LITTLE, faults, missing, used_models
+from privsyn_flower.server_apps.readiness import TOO_LITTLE, missing, used_models
 from privsyn_flower.strategies.baselines.config import DPPromptConfig
 from privsyn_flower.strategies.engine.run_ledger import shared_ledger
 from privsyn_flower.strategies.engine.session import noise_key_folder
@@ -46,11 +46,6 @@ LITTLE = 2**30  # bytes of disk that are worth a warning
 DESCRIBES = {
     "embedder": ("modules.json", "config.json", FACTS)
 }  # one of them is in a model's folder
-
-
-def needs(config: RunConfig) -> Findings:
-    """What the ServerApp looks for again, before its first question."""
-    yield from map(Finding, faults(config))
 
 
 def trackers(config: RunConfig) -> Findings:

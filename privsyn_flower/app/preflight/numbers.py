@@ -35,7 +35,7 @@ from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.training import training_strategy
 from privsyn_flower.server_apps.privacy_plan import ledger_terms, privacy_plan
 from privsyn_flower.server_apps.public_text import check_deployment
-from privsyn_flower.server_apps.readiness import missing, notes
+from privsyn_flower.server_apps.readiness import missing
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.matrix_noise import charged_norms
 from privsyn_flower.strategies.engine.mechanisms import encoding_of
@@ -161,11 +161,6 @@ def candidates(config: RunConfig) -> Findings:
             f"lower {recipe.length_keys}, or take an embedder of {LARGEST // length:,} dimensions "
             "at most"
         )
-
-
-def product(config: RunConfig) -> Findings:
-    """Whether the result is less than a reader may expect."""
-    yield from (Finding(text, fatal=False) for text in notes(config))
 
 
 def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Findings:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.app.preflight import check_ready
-from privsyn_flower.app.preflight.data import HUB, left_out, long_texts
+from privsyn_flower.app.preflight.data import left_out, long_texts
 from privsyn_flower.app.preflight.exchange import (
     Exchange,
     exchange_of,
@@ -27,6 +27,7 @@ from privsyn_flower.app.preflight.numbers import Signal, signal_of, weak
 from privsyn_flower.app.preflight.sizes import model_files, size_of
 from privsyn_flower.app.preflight.speeds import Machine, Stage, forecast, memory_needed, too_large
 from privsyn_flower.config import RunConfig
+from privsyn_flower.data.hub import HUB
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.plan import Phase, PrivacyPlan

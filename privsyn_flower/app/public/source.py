@@ -14,7 +14,7 @@ from typing import Any
 
 from privsyn_flower.common.files import DataError
 from privsyn_flower.config.data import DataConfig
-from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
+from privsyn_flower.data.hub import HUB, hub_columns, hub_rows, load_hub
 from privsyn_flower.data.reading import FORMATS, MAX_LINE, column_names, read_rows
 from privsyn_flower.data.values import check_column
 
@@ -45,7 +45,6 @@ def check_chosen(place: Path, columns: Collection[str]) -> None:
         )
 
 
-HUB = "hub:"
 USER = DataConfig().user_column
 HEAD = 2**20  # bytes that tell a file from another, with its length
 
