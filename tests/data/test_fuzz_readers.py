@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
+import tempfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from privsyn_flower.data import (
 )
 from privsyn_flower.data.values import Columns
 from tests.fuzz import fuzz_settings
+from tests.rigs.users import write
 
 KINDS = ("jsonl", "csv", "tsv", "parquet")
 OTHERS = {f"u{i}": [f"text {k} of {i}" for k in range(2)] for i in range(3)}
@@ -39,6 +42,7 @@ VALUES = st.recursive(
 )
 
 
+@functools.cache
 def whole(kind: str) -> bytes:
     """A good file with every column."""
     rows = [
@@ -46,20 +50,8 @@ def whole(kind: str) -> bytes:
         for user, own in OTHERS.items()
         for text in own
     ]
-    if kind == "jsonl":
-        return "".join(json.dumps(row) + "\n" for row in rows).encode()
-    if kind == "parquet":
-        arrow = pytest.importorskip("pyarrow")
-        from pyarrow import parquet
-
-        sink = io.BytesIO()
-        parquet.write_table(arrow.Table.from_pylist(rows), sink)
-        return sink.getvalue()
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), delimiter="\t" if kind == "tsv" else ",")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().encode()
+    with tempfile.TemporaryDirectory() as folder:
+        return write(Path(folder), kind, rows).read_bytes()
 
 
 def readers(path: Path) -> list[Callable[[], Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 
 from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, LabelledText, prepare
+from tests.rigs.users import write, write_jsonl
 
 USERS, ROWS = 12, 3
 LONG = " ".join(f"shared{k}" for k in range(13))  # what two near duplicates have in common
@@ -35,7 +34,7 @@ HOSTILE = {
     "longer than a line may be": ['a "\\n' * 300_000],
 }
 KINDS = ("jsonl", "csv", "tsv", "parquet")
-Rows = list[dict[str, str]]
+Rows = list[dict[str, Any]]
 
 
 def population(own: list[str]) -> Rows:
@@ -51,34 +50,17 @@ def population(own: list[str]) -> Rows:
     return rows
 
 
-def row(user: str, text: str) -> dict[str, str]:
+def row(user: str, text: str) -> dict[str, Any]:
     return {"user_id": user, "text": text, "label": f"class {len(text) % 3}"}
-
-
-def write(path: Path, rows: Rows) -> Path:
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    elif path.suffix == ".parquet":
-        arrow = pytest.importorskip("pyarrow")
-        from pyarrow import parquet
-
-        parquet.write_table(arrow.Table.from_pylist(rows), path)
-    else:
-        with path.open("w", newline="", encoding="utf-8") as handle:
-            delimiter = "\t" if path.suffix == ".tsv" else ","
-            writer = csv.DictWriter(handle, list(rows[0]), delimiter=delimiter)
-            writer.writeheader()
-            writer.writerows(rows)
-    return path
 
 
 def prepared(folder: Path, kind: str, rows: Rows, **more: Any) -> Federation:
     folder.mkdir(exist_ok=True)
-    public = write(folder / "public.jsonl", [row(f"p{i}", text) for i, text in enumerate(PUBLIC)])
+    public = [row(f"p{i}", text) for i, text in enumerate(PUBLIC)]
     values: dict[str, Any] = {
         "source": "files",
-        "path": str(write(folder / f"users.{kind}", rows)),
-        "public_path": str(public),
+        "path": str(write(folder, kind, rows)),
+        "public_path": str(write_jsonl(folder / "public.jsonl", public)),
         "users": 9,
         "seed": 1,
         "samples_per_user": 4,

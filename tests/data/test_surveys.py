@@ -1,4 +1,5 @@
-"""What is said of a data set: quantiles, which are printed alone, and a picture of public text."""
+"""Of a file: a look that is exact where it is small and bounded where it is not; quantiles of its
+sizes, which are printed alone; and a picture of public text."""
 
 from __future__ import annotations
 
@@ -10,21 +11,20 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.data.surveys import quantiles, statistics
+from privsyn_flower.data import DataError, load_users, surveys
+from privsyn_flower.data.surveys import Preview, quantiles, statistics
 from privsyn_flower.data.values import Columns
 from privsyn_flower.evaluation.clusters import chosen, draw_clusters
 from privsyn_flower.text.embedders import NgramEmbedder
+from tests.rigs.users import write, write_jsonl
 
 ROWS = [("a", "one two three", "x"), ("a", "four", "y"), ("b", "five six", "x"), ("c", " ", "x")]
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "users.jsonl"
     keys = ("user_id", "text", "label")
-    lines = [json.dumps(dict(zip(keys, row, strict=True))) for row in ROWS]
-    path.write_text("\n".join(lines), "utf-8")
-    return path
+    return write(tmp_path, "jsonl", [dict(zip(keys, row, strict=True)) for row in ROWS])
 
 
 def test_sizes_by_hand(file: Path) -> None:
@@ -61,10 +61,9 @@ def test_what_cannot_be_read_is_named(file: Path, more: list[str], told: str) ->
 
 def test_the_picture_of_a_public_data_set(tmp_path: Path) -> None:
     """A file is refused unless its text is said to be public."""
-    path, beside = tmp_path / "users.jsonl", tmp_path / "synthetic.jsonl"
     rows = [{"text": f"{word} " * 5 + str(n), "label": word} for word in "ab" for n in range(6)]
-    path.write_text("\n".join(json.dumps({"user_id": n, **row}) for n, row in enumerate(rows)))
-    beside.write_text(json.dumps({"text": "a new one"}) + "\n")
+    path = write(tmp_path, "jsonl", [{"user_id": n, **row} for n, row in enumerate(rows)])
+    beside = write_jsonl(tmp_path / "synthetic.jsonl", [{"text": "a new one"}])
     picture = tmp_path / "clusters.png"
     command = ["data", "clusters", str(path), "--label-column", "label", "--picture", str(picture)]
     command += ["--embedder", "ngram-64", "--beside", str(beside)]
@@ -82,3 +81,59 @@ def test_a_sample_of_the_texts_is_drawn_of_all_groups() -> None:
     assert sum(map(len, some.values())) == 4 and some == chosen(groups, 4, 1)
     with pytest.raises(ValueError, match="4 texts: a picture needs at least 8"):
         draw_clusters(some, NgramEmbedder(64), Path("never.png"), caption="")
+
+
+def look(path: Path, **columns: str) -> Preview:
+    return surveys.preview(path, Columns(**columns))
+
+
+def test_a_small_file_is_counted_as_a_run_would_read_it(tmp_path: Path) -> None:
+    rows = [{"user_id": f"u{n % 7}", "text": f"text {n % 20}"} for n in range(40)]
+    more = [{"user_id": "late", "text": ""}, {"user_id": 7, "text": "a number's user"}]
+    path = write(tmp_path, "jsonl", rows + more)
+    with path.open("a") as file:
+        file.write("not json\n")
+    seen, loaded = look(path), load_users(path)
+    assert seen.whole and seen.rows == 42 and seen.records == 43
+    assert seen.users() == len(loaded) == 9  # who has no text is one of them
+    assert seen.users(1) == sum(bool(texts) for texts in loaded.values()) == 8
+    assert len(seen.texts) == sum(map(len, loaded.values()))
+    assert seen.users(5) == sum(len(texts) >= 5 for texts in loaded.values()) > 0
+    assert seen.columns == {"user_id", "text"}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_every_format(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path, suffix, [{"user_id": "a", "text": f"t{n}", "n": n} for n in range(3)])
+    seen = look(path)
+    assert (seen.rows, seen.users(), len(seen.texts)) == (3, 1, 3)
+    assert seen.columns == {"user_id", "text", "n"}
+    assert look(path, user="").users() == 3  # every row is a user
+
+
+def test_a_long_file_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "jsonl", [{"user_id": n, "text": f"text {n}"} for n in range(5000)])
+    read: list[int] = []
+
+    def counted(*args: object) -> object:
+        for row in original(*args):
+            read.append(row[0])
+            yield row
+
+    original = surveys.read_rows
+    monkeypatch.setattr(surveys, "read_rows", counted)
+    monkeypatch.setattr(surveys, "WHOLE", 1000)
+    seen = look(path)
+    assert not seen.whole and seen.rows == surveys.ROWS and len(read) == surveys.ROWS + 1
+    monkeypatch.setattr(surveys, "CHARACTERS", 90)
+    assert look(path).rows < 20
+
+
+def test_what_is_no_text_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "users.docx").write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"users\.docx.*\.jsonl"):
+        look(tmp_path / "users.docx")
+    (tmp_path / "empty.csv").write_bytes(b"")
+    assert look(tmp_path / "empty.csv").rows == 0
