@@ -145,13 +145,11 @@ class Federation:
 
         Their ids are in memory, their texts are read when they are asked for.
         """
-        sizes = self._sizes(partition, partitions)
-        return Shard(self.folder / "private.arrow", sum(sizes[:partition]), sizes[partition])
+        return Shard(*self._rows(partition, partitions))
 
     def shard_samples(self, partition: int, partitions: int) -> dict[str, list[Sample]]:
         """As `shard`, with labels and dates. PRIVATE."""
-        sizes = self._sizes(partition, partitions)
-        return read_users(self.folder / "private.arrow", sum(sizes[:partition]), sizes[partition])
+        return read_users(*self._rows(partition, partitions))
 
     def held_out(self, which: Literal["test", "development"]) -> Users:
         """user_id -> texts of held-out users who have any; labels with them. PRIVATE, for the
@@ -177,11 +175,12 @@ class Federation:
         chosen = sorted((place, i) for i, place in enumerate(table["pool"]) if place >= 0)
         return [table[column][i] for _, i in chosen]
 
-    def _sizes(self, partition: int, partitions: int) -> list[int]:
+    def _rows(self, partition: int, partitions: int) -> tuple[Path, int, int]:
+        """The file of the private users, a node's first row of it, and how many it has."""
         sizes = shard_sizes(self.users, partitions)
         if not 0 <= partition < partitions:
             raise DataError(f"partition-id = {partition} must be in 0..{partitions - 1}")
-        return sizes
+        return self.folder / "private.arrow", sum(sizes[:partition]), sizes[partition]
 
 
 def _check_whole(folder: Path) -> None:

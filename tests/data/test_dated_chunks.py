@@ -11,6 +11,7 @@ import pytest
 
 from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, prepare
+from tests.rigs.users import write_jsonl
 
 ROWS = 40
 WORDS = 20  # of a text; samples of 8 words: two whole ones, and a rest of 4
@@ -27,8 +28,7 @@ def write_rows(path: Path, *, column: str = "abstract", words: int = WORDS) -> P
         }
         for i, day in enumerate(days)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_jsonl(path, rows)
 
 
 def options(path: Path, **more: Any) -> DataConfig:
@@ -122,8 +122,7 @@ def test_near_duplicates_are_removed_or_kept(tmp_path: Path) -> None:
         }
         for i in range(20)
     ]
-    path = tmp_path / "same.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_jsonl(tmp_path / "same.jsonl", rows)
     config = options(
         path, chunk=False, label_column="", users=15, held_out_users=3, development_users=2,
         near_duplicates="remove",

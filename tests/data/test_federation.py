@@ -22,6 +22,7 @@ from privsyn_flower.data.groups import DATA, REST
 from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
 from privsyn_flower.data.partition import NEAR
 from privsyn_flower.data.text_files import public_groups
+from tests.rigs.users import write, write_jsonl
 
 DOCSTRINGS = {
     "private_packages": "networkx",
@@ -291,9 +292,7 @@ def write_users(path: Path, count: int, name: str = "user_id") -> Path:
         for i in range(count)
         for k in range(3)
     ]
-    rows.append({name: "silent", "text": "", "day": 864_000_000})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_jsonl(path, [*rows, {name: "silent", "text": "", "day": 864_000_000}])
 
 
 def files_config(private: Path, **more: Any) -> DataConfig:
@@ -364,9 +363,8 @@ def test_a_short_text_is_no_rest_and_what_is_left_out_is_counted(tmp_path: Path)
         ["a b c d e f g h i"],  # a rest of one
         ["QmFzZTY0IGlzIG5vIHRleHQ= IG5laXRoZXIgaXMgdGhpcw=="],  # base64
     ]
-    path, public = tmp_path / "users.jsonl", write_users(tmp_path / "open.jsonl", 40)
     rows = [{"user_id": f"u{i}", "text": t} for i, own in enumerate(texts) for t in own]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path, public = write(tmp_path, "jsonl", rows), write_users(tmp_path / "open.jsonl", 40)
     with public.open("a") as handle:
         handle.write(json.dumps({"user_id": "u1", "text": "a b c d e f g h i"}) + "\n")
     config = files_config(
@@ -426,8 +424,7 @@ def test_the_folder_of_a_corpus_is_public_text_by_its_mix(tmp_path: Path) -> Non
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     said = [f"hello number {i} and {i * i} more" for i in range(90)]
-    lines = [{"text": text, "stage": "chat"} for text in said]
-    (corpus / "mix.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_jsonl(corpus / "mix.jsonl", [{"text": text, "stage": "chat"} for text in said])
     (corpus / "chat.jsonl").write_text('{"text": "Me: a whole conversation", "stage": "chat"}\n')
     config = files_config(private, public_path=str(corpus), public_pool=50, public_validation=10)
     folder = prepare(config, tmp_path)
@@ -446,11 +443,16 @@ def test_the_folder_of_a_corpus_is_public_text_by_its_mix(tmp_path: Path) -> Non
         public_groups(DataConfig(source="files", public_path=str(corpus)))
 
 
-def test_hub_data_set_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """For the files of a data set that is laid out as one of the hub's."""
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    folder = tmp_path / "set"
-    folder.mkdir()
+    (tmp_path / "set").mkdir()
+    return tmp_path / "set"
+
+
+def test_hub_data_set_from_a_local_folder(tmp_path: Path, folder: Path) -> None:
     write_users(folder / "train.jsonl", 40)
     window = {"date_column": "day", "date_from": "1970-01-01"}
     config = files_config(Path(), source=f"hub:{folder}", path="", **window)
@@ -464,14 +466,8 @@ def test_hub_data_set_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("part", ["", "#train:30"])
-def test_an_error_of_the_hub_quotes_no_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
+def test_an_error_of_the_hub_quotes_no_text(tmp_path: Path, folder: Path, part: str) -> None:
     """Errors end in a run folder; the library's name the value that they could not convert."""
-    pytest.importorskip("datasets")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    folder = tmp_path / "set"
-    folder.mkdir()
     lines = [json.dumps({"user_id": i, "text": "plain"}) for i in range(40)]
     lines[20] = '{"user_id": "secret words", "text": {"deep secret": [1, '
     (folder / "train.json").write_text("\n".join(lines))  # .jsonl is read by our own reader
@@ -485,23 +481,13 @@ ODD = "user_id,text\n000,null\n001,NA\n0,None\n1,nan\n00,x y\n"
 
 
 @pytest.mark.parametrize("name", ["train.csv", "train.csv.gz"])
-def test_a_csv_means_the_same_to_both_readers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_csv_means_the_same_to_both_readers(folder: Path, name: str) -> None:
     """In a local folder by our own reader; what that does not know by the hub's library."""
-    pytest.importorskip("datasets")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    (folder := tmp_path / "set").mkdir()
     own = folder / "train.csv"
     own.write_text(ODD)
     found = load_users(own)
-    assert found == {
-        "000": ["null"],
-        "001": ["NA"],
-        "0": ["None"],
-        "1": ["nan"],
-        "00": ["x y"],
-    }
+    told = {"000": "null", "001": "NA", "0": "None", "1": "nan", "00": "x y"}
+    assert found == {user: [text] for user, text in told.items()}
     if name != own.name:
         (folder / name).write_bytes(gzip.compress(own.read_bytes()))
         own.unlink()
@@ -513,15 +499,11 @@ def test_a_csv_means_the_same_to_both_readers(
     assert [row["text"] for _, row in first] == ["null", "NA"]
 
 
-def test_mixed_types_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    (tmp_path / "set").mkdir()
+def test_mixed_types_are_named(folder: Path) -> None:
     for name, user in (("a", 5), ("b", "secret")):
-        row = json.dumps({"user_id": user, "text": "x"})
-        (tmp_path / "set" / f"{name}.json").write_text(row)
+        (folder / f"{name}.json").write_text(json.dumps({"user_id": user, "text": "x"}))
     with pytest.raises(DataError, match=r"Arrow\w+: .* values of several types") as caught:
-        load_hub(f"hub:{tmp_path / 'set'}")
+        load_hub(f"hub:{folder}")
     assert "secret" not in str(caught.value)
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from privsyn_flower.data import EmbeddingCache, caches
+from privsyn_flower.data.vectors import VectorFile
 from privsyn_flower.text import ModelUnavailableError
 from tests.rigs.caches import USERS, Embedder
 
@@ -213,8 +214,6 @@ def test_one_fingerprint_with_two_widths(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
 ) -> None:
-    from privsyn_flower.data.vectors import VectorFile
-
     def broken(*_: object) -> None:
         raise error
 
@@ -244,8 +243,6 @@ def test_rows_of_users_and_texts_that_are_gone_are_erased(tmp_path: Path) -> Non
 
 def test_no_journal_keeps_old_pages(tmp_path: Path) -> None:
     """While a change is under way, the pages it replaces are nowhere but in memory."""
-    from privsyn_flower.data.vectors import VectorFile
-
     by_user(tmp_path, USERS, Embedder())
     file = VectorFile(tmp_path, "m")
     with file._open() as database:

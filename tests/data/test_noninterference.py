@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, LabelledText, prepare
+from privsyn_flower.data.groups import Group, Source
+from privsyn_flower.data.partition import split
+from privsyn_flower.data.users import Sample
 from tests.rigs.users import write, write_jsonl
 
 USERS, ROWS = 12, 3
@@ -158,9 +161,6 @@ def test_thirteen_shared_words_remove_a_public_text_for_a_benchmark_only(tmp_pat
 
 def test_a_module_is_cut_by_position(tmp_path: Path) -> None:
     """Sections of a module are users: one's repetitions do not shift the next one's texts."""
-    from privsyn_flower.data.groups import Group, Source
-    from privsyn_flower.data.partition import split
-    from privsyn_flower.data.users import Sample
 
     def users(texts: list[str]) -> dict[str, list[str]]:
         config = DataConfig(users=3, held_out_users=0, development_users=0, samples_per_user=3)

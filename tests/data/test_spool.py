@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from privsyn_flower.data.groups import Group
 from privsyn_flower.data.spool import Shard, store_groups, write_users
 from privsyn_flower.data.users import Sample, collect_rows
 from privsyn_flower.data.values import Columns
+from tests.rigs.users import write_jsonl
 
 COLUMNS = Columns(label="label", date="day", date_from="2024-01-02")
 ROW = st.fixed_dictionaries(
@@ -70,7 +70,7 @@ def users_file(path: Path, users: int) -> DataConfig:
     rows = [
         {"user_id": f"u{i}", "text": f"text {k} of {i}"} for k in range(3) for i in range(users)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(path, rows)
     return DataConfig(
         source="files", path=str(path), users=users - 2, held_out_users=2, development_users=0
     )

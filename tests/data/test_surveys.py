@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.data import DataError, load_users, surveys
+from privsyn_flower.data import load_users, surveys
 from privsyn_flower.data.surveys import Preview, quantiles, statistics
 from privsyn_flower.data.values import Columns
 from privsyn_flower.evaluation.clusters import chosen, draw_clusters
@@ -129,11 +129,3 @@ def test_a_long_file_is_not_read_to_its_end(
     assert not seen.whole and seen.rows == surveys.ROWS and len(read) == surveys.ROWS + 1
     monkeypatch.setattr(surveys, "CHARACTERS", 90)
     assert look(path).rows < 20
-
-
-def test_what_is_no_text_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "users.docx").write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"users\.docx.*\.jsonl"):
-        look(tmp_path / "users.docx")
-    (tmp_path / "empty.csv").write_bytes(b"")
-    assert look(tmp_path / "empty.csv").rows == 0
