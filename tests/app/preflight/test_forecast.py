@@ -12,7 +12,6 @@ from privsyn_flower.app.preflight import speeds
 from privsyn_flower.app.preflight.sizes import NAMED, size_of
 from privsyn_flower.app.preflight.speeds import (
     FILE,
-    Machine,
     forecast,
     memory_needed,
     memory_of,
@@ -26,9 +25,9 @@ from privsyn_flower.app.preflight.speeds import (
 )
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.methods.stages import Task
+from tests.rigs.plan import BOX
 
 LLAMA, GPT = NAMED["meta-llama/Llama-2-7b-hf"], NAMED["distilbert/distilgpt2"]
-BOX = Machine("a box", "cpu", 2, 2**34, 1e11)
 WRITING = Task("expansion", "writing", "generation", "generator", 640, 85)
 TUNING = Task("benchmark", "tuning", "fine-tuning", "downstream", 65_536, 64)
 

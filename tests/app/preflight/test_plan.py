@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.app.preflight.data import long_texts
 from privsyn_flower.app.preflight.exchange import question_bytes, trained
 from privsyn_flower.app.preflight.numbers import one_users_votes, signal_of
-from privsyn_flower.app.preflight.plan import Plan, plan_of
+from privsyn_flower.app.preflight.plan import Plan, launches, plan_of
 from privsyn_flower.app.preflight.sizes import size_of
 from privsyn_flower.app.preflight.speeds import Machine, speed_key
-from privsyn_flower.config import RunConfig, absolute_paths, load_config
+from privsyn_flower.config import ConfigError, RunConfig, absolute_paths, load_config
+from privsyn_flower.config.toml import Scalar
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.scores import shard_scores
@@ -31,6 +33,7 @@ from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan
 from tests.rigs.plan import BOX
 from tests.rigs.preflight_preflight import place as place
+from tests.rigs.preflight_preflight import write
 
 ROOT = Path(__file__).parents[3]
 NODE = replace(BOX, name="a GPU", device="cuda", memory=80 * 2**30, operations=5e14)
@@ -254,7 +257,7 @@ def test_values_beside_each_other(place: Path) -> None:
 
 def test_texts_longer_than_the_embedder_reads_are_counted(place: Path) -> None:
     rows = [{"user_id": n, "text": "word " * (400 if n < 7 else 4) + str(n)} for n in range(60)]
-    (place / "users.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(place / "users.jsonl", rows)
     config = absolute_paths(load_config(place / "run.toml"), place / "run")
     assert list(long_texts(config)) == []  # n-grams are of the whole text
     models = config.models.model_copy(update={"embedder": "minilm"})
@@ -287,3 +290,73 @@ def test_a_weak_nodes_one_vote_is_in_the_plan(tmp_path: Path) -> None:
 def test_other_methods_have_no_weak_nodes(tmp_path: Path) -> None:
     plan = planned(load_config(ROOT / "configs" / "dp-fedavg-test.toml"), tmp_path / "run")
     assert plan.as_dict()["weak_vote"] is None and "weak node" not in plans.described(plan)
+
+
+# What a run would start beside Flower
+
+
+POPRI: dict[str, Scalar] = {
+    "method": "popri",
+    "models.generator": "owner/model",
+    "generation.backend": "vllm",
+    "generation.vllm-python": "/opt/vllm/bin/python",
+    "generation.vllm-arguments": "--max-model-len 2048",
+}
+
+
+def popri(**keys: Scalar) -> RunConfig:
+    return RunConfig.from_flat({**POPRI, **keys})
+
+
+def test_servers_over_gpus_and_the_launcher() -> None:
+    many: dict[str, Any] = {
+        "generation.vllm-replicas": 2,
+        "generation.vllm-tensor-parallel": 4,
+        "models.training-processes": 8,
+        "models.accelerate-arguments": "--gpu_ids all",
+    }
+    one, two, training = launches(popri(**many), "cuda")
+    for at, server in enumerate((one, two)):
+        words = server.command
+        assert server.environment == {"CUDA_VISIBLE_DEVICES": ("0,1,2,3", "4,5,6,7")[at]}
+        assert words[0] == "/opt/vllm/bin/python" and words[-2:] == ["--max-model-len", "2048"]
+        assert words[words.index("--tensor-parallel-size") + 1] == "4"
+        assert words[words.index("--max-lora-rank") + 1] == "8"
+        assert shlex.split(server.shown().split(": ", 1)[1])[1:] == words
+    assert training.environment == {}
+    assert training.command[training.command.index("--num_processes") + 1] == "8"
+    assert training.command[-5:-3] == ["--gpu_ids", "all"]
+    (alone,) = launches(popri(), "cuda")
+    assert alone.environment == {} and "--tensor-parallel-size" not in alone.command
+    assert "--enforce-eager" in launches(popri(), "cpu")[0].command
+
+
+def test_nothing_is_started_that_is_not_used() -> None:
+    assert launches(popri(**{"generation.base-url": "http://127.0.0.1:1"}), "cuda") == []
+    plain = RunConfig.from_flat({"models.training-processes": 8, "expand.samples": 0})
+    assert launches(plain, "cuda") == []  # PrE-Text without [sft] trains no generator
+    tuned = RunConfig.from_flat({"models.training-processes": 8, "sft.epochs": 1})
+    assert [one.what for one in launches(tuned, "cpu")] == ["training on pairs, 8 processes"]
+
+
+@pytest.mark.parametrize(("method", "key"), [("popri", "popri"), ("pretext", "sft")])
+def test_a_step_that_cannot_be_shared_is_refused_at_once(method: str, key: str) -> None:
+    flat: dict[str, Scalar] = {"method": method, "models.training-processes": 5}
+    with pytest.raises(ConfigError, match=rf"{key}\.batch-size = 24: .*training-processes = 5"):
+        RunConfig.from_flat(flat | ({"sft.epochs": 1} if key == "sft" else {}))
+
+
+def test_the_plan_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["method=popri", "generation.backend=vllm", "generation.vllm-replicas=2",
+             "models.training-processes=2", "models.device=cpu"]  # fmt: skip
+    sets = [word for one in words for word in ("--set", one)]
+    (tmp_path / "run.toml").write_text("")
+    monkeypatch.setattr("privsyn_flower.app.cli.plan.TIMING_SECONDS", 0.0)
+    result = CliRunner().invoke(app, ["plan", "run.toml", "--json", *sets])
+    found = json.loads(result.stdout.strip().splitlines()[-1])["processes"]
+    assert [one["what"] for one in found] == [
+        "vLLM server 1 of 2", "vLLM server 2 of 2", "training on pairs, 2 processes"
+    ]  # fmt: skip
+    text = CliRunner().invoke(app, ["plan", "run.toml", *sets]).stdout
+    assert "vLLM server 2 of 2: " in text and "accelerate.commands.launch" in text

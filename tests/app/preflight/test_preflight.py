@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from privsyn_flower.config import RunConfig, absolute_paths, load_config, parse_
 from privsyn_flower.data.groups import REST
 from privsyn_flower.data.partition import BEYOND
 from privsyn_flower.privacy import calibrate
+from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.runs import RunFolder
@@ -308,9 +308,8 @@ def test_the_missing_extra_is_named(
 
 def test_the_extras_hold_what_is_looked_for() -> None:
     """A library that a run is refused for is one that the named extra installs."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     within = re.findall(r"[a-z]+", extras["server"][0].partition("[")[2])
     wanted = [line for extra in ("server", *within) for line in extras[extra]]
     names = {re.split(r"[>\[]", line)[0].replace("-", "_") for line in wanted}
@@ -326,17 +325,8 @@ def test_the_extras_hold_what_is_looked_for() -> None:
         for module in modules
     }
     assert every - names == {"ray"} and any("simulation" in line for line in extras["simulation"])
-    assert {
-        "onnxruntime",
-        "dp_accounting",
-        "torch",
-        "trl",
-        "scipy",
-        "datasets",
-        "matplotlib",
-        "pyarrow",
-        "httpx",
-    } <= every
+    shown = "onnxruntime dp_accounting torch trl scipy datasets matplotlib pyarrow httpx"
+    assert set(shown.split()) <= every
 
 
 def test_folders_that_cannot_be_written(
@@ -373,11 +363,15 @@ def test_a_full_disk(
     assert all("MiB are free on the disk" in line for line in lines)
 
 
+def settled(place: Path, *settings: str) -> tuple[RunConfig, Ledger]:
+    """run.toml with these settings (KEY=VALUE), and the ledger of its population."""
+    config = load_config(place / "run.toml", dict(map(parse_override, settings)))
+    return config, config_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
+
+
 def spend(place: Path, releases: int) -> Path:
     """Charges of one more run at the noise of run.toml, in its population's ledger."""
-    config = load_config(place / "run.toml", {"population-name": "phones"})
-    earlier = place.parent / f"{place.name}-earlier"
-    ledger = config_ledger(config, RunFolder(earlier))
+    config, ledger = settled(place, "population-name=phones")
     z = calibrate(50.0, 9, gaussian_delta(config.delta))
     name = f"earlier {len(ledger.charges())}"
     for number in range(releases):
@@ -423,23 +417,13 @@ def test_an_aggregators_noise_needs_no_fine_integers(run: Run) -> None:
     assert "sensitivity" not in result.stderr
 
 
-def chosen(*settings: str) -> dict[str, Any]:
-    """KEY=VALUE as `--set` has them -> dotted keys."""
-    return {key: _number(value) for key, value in (setting.split("=") for setting in settings)}
-
-
-def _number(value: str) -> float | str:
-    return float(value) if value[0].isdigit() else value
-
-
 POISSON = ("sampler=poisson", "sampling-rate=0.5", "population-name=phones", "epsilon=8")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("spent", "room"), [(0, 8), (4, 5), (9, 0)])
 def test_a_ledger_of_a_plan_counts_releases(place: Path, run: Run, spent: int, room: int) -> None:
-    config = load_config(place / "run.toml", chosen(*POISSON))
-    ledger = config_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
+    config, ledger = settled(place, *POISSON)
     assert ledger.header.plan == ((privacy_plan(config).main.multiplier, 0.5, 9),)
     for number in range(spent):
         ledger.reserve(
@@ -460,8 +444,7 @@ def test_a_ledger_of_a_plan_counts_releases(place: Path, run: Run, spent: int, r
 @pytest.mark.slow
 def test_a_larger_total_of_a_plan_has_room_for_more_runs(place: Path, run: Run) -> None:
     settings = (*POISSON, "ledger-epsilon=20")
-    config = load_config(place / "run.toml", chosen(*settings))
-    ledger = config_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
+    config, ledger = settled(place, *settings)
     assert ledger.header.plan is not None
     [kind] = ledger.header.plan
     assert kind.releases > 27
@@ -474,13 +457,11 @@ def test_a_larger_total_of_a_plan_has_room_for_more_runs(place: Path, run: Run) 
 
 
 def test_correlated_noise_is_compared_with_its_own_charges(place: Path, run: Run) -> None:
-    settings = {
-        "method": "dp-ftrl", "training.noise": "aggregator", "ftrl.mechanism": "banded",
-        "population-name": "phones", "rounds": 12, "ftrl.min-separation": 3,
-    }  # fmt: skip
-    config = load_config(place / "run.toml", settings)
-    ledger = config_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
-    arguments = [f"{key}={value}" for key, value in settings.items()]
+    arguments = [
+        "method=dp-ftrl", "training.noise=aggregator", "ftrl.mechanism=banded",
+        "population-name=phones", "rounds=12", "ftrl.min-separation=3",
+    ]  # fmt: skip
+    config, ledger = settled(place, *arguments)
     assert run(*arguments).exit_code == 0
     for number, z in enumerate(trusted_noise(privacy_plan(config).main).charged()):
         ledger.reserve(run="earlier", query="update", round=number, attempt=1, noise_multiplier=z)
@@ -638,7 +619,7 @@ def test_the_plan_says_what_of_the_users_text_is_no_sample(tmp_path: Path) -> No
     path = tmp_path / "users.jsonl"
     texts = ["a b c d e f g h i", "short", *(f"text {n}" for n in range(4))]
     rows = [{"user_id": "u", "text": text} for text in texts] + [{"user_id": "v", "text": ""}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(path, rows)
     data = {"source": "files", "path": str(path), "chunk": True, "sample-words": 8}
     config = RunConfig.model_validate({"data": data | {"samples-per-user": 5}})
     told = [finding.text for finding in left_out(config) if not finding.fatal]
