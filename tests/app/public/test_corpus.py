@@ -9,22 +9,23 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from privsyn_flower.app.public import journal as journals
 from privsyn_flower.app.public.corpus import convert_texts, filter_texts, write_chats
-from privsyn_flower.app.public.journal import Journal, read_state
-from privsyn_flower.app.public.mixing import measure_coverage, mix, write_report
+from privsyn_flower.app.public.journal import read_state
+from privsyn_flower.app.public.mixing import mix, write_report
 from privsyn_flower.app.public.source import carried
-from privsyn_flower.common.files import DataError, LockTaken
+from privsyn_flower.common.files import DataError
 from privsyn_flower.config.public import PublicTextConfig
+from privsyn_flower.runs import read_jsonl as rows
 from privsyn_flower.text.serving.http_client import ServerError
 from tests.app.public.conftest import Canned
+from tests.rigs.users import write_jsonl
 
 Server = Callable[..., Canned]
 
@@ -40,13 +41,8 @@ CHAIN = [
 ]
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def write_source(path: Path, texts: Iterable[str]) -> Path:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
+    return write_jsonl(path, [{"text": text} for text in texts])
 
 
 @pytest.fixture
@@ -62,6 +58,12 @@ def settings(tmp_path: Path) -> Callable[..., PublicTextConfig]:
         return PublicTextConfig.model_validate(base | tables)
 
     return make
+
+
+def state_of(folder: Path, stage: str) -> dict[str, Any]:
+    state = read_state(folder, stage)
+    assert state is not None
+    return state
 
 
 def opened(server: Canned, **options: Any) -> Any:
@@ -100,8 +102,8 @@ def test_a_limit_can_be_raised_and_nothing_is_asked_twice(canned: Server, settin
     server = canned(rules=[["", "1"]])
     for limit in (5, 5, 12, 0, 0):
         filter_texts(settings(filter={"limit": limit}), opened(server))
-        state = read_state(Path(settings().folder), "filter")
-        assert state is not None and state["taken"] == state["lines"] == (limit or 30)
+        state = state_of(Path(settings().folder), "filter")
+        assert state["taken"] == state["lines"] == (limit or 30)
         assert len(server.prompts()) == (limit or 30)
 
 
@@ -127,7 +129,10 @@ def test_a_text_without_spaces_is_cut_too(canned: Server, settings: Any, tmp_pat
     prompts = server.prompts()
     assert sorted(prompt.count("水") for prompt in prompts) == [0, 0, 500, 600]
     assert sorted(prompt.count("word ") for prompt in prompts)[2:] == [49, 59]
-    assert {len(line["text"]) for line in rows(tmp_path / "corpus/filter.jsonl")} == {5000, 25_000}
+    assert {len(line["text"]) for line in rows(tmp_path / "corpus/filter.jsonl")} == {
+        5000,
+        25_000,
+    }
 
 
 def test_a_model_that_judges_nothing_ends_the_filter(
@@ -203,8 +208,8 @@ def test_text_of_users_is_no_source_unless_it_is_said_to_be_public(
         filter_texts(settings(filter=table), opened(server))
     assert not any("anna" in prompt for prompt in server.prompts())
     filter_texts(settings(filter=table | {"public_users": True}), opened(server))
-    state = read_state(tmp_path / "corpus", "filter")
-    assert state is not None and state["lines"] == "".join(files.values()).count("hi")
+    state = state_of(tmp_path / "corpus", "filter")
+    assert state["lines"] == "".join(files.values()).count("hi")
 
 
 def test_text_that_carries_a_claim_hands_it_on(
@@ -255,11 +260,6 @@ def test_a_stage_begun_with_other_settings_is_refused(
         filter_texts(settings(), opened(server))
 
 
-def test_two_processes_do_not_write_one_stage(settings: Any, tmp_path: Path) -> None:
-    with Journal(tmp_path, "chat", {}), pytest.raises(LockTaken):
-        Journal(tmp_path, "chat", {}).__enter__()
-
-
 # Chat
 
 
@@ -283,8 +283,8 @@ def test_chains_have_distinct_receivers_and_topics_and_all_their_conversations(
         assert any(TALK in prompt and all(v in prompt for v in values) for prompt in prompts)
     body = server.stats()["asked"][0]
     assert (body["temperature"], body["top_k"]) == (0.2, 40)
-    state = read_state(tmp_path / "corpus", "chat")
-    assert state is not None and state["open"] == [] and state["taken"] == 3
+    state = state_of(tmp_path / "corpus", "chat")
+    assert state["open"] == [] and state["taken"] == 3
     assert state["counts"] == {
         "lists": 9, "conversations": 12, "answers": 21,
         "prompt_tokens": sum(len(prompt.split()) for prompt in prompts),
@@ -319,8 +319,8 @@ def test_wrong_lists_and_refusals_are_counted_and_end_their_chain(
     )
     write_chats(settings(chat={"personas": 1}), opened(server))
     assert rows(tmp_path / "corpus/chat.jsonl") == []
-    state = read_state(tmp_path / "corpus", "chat")
-    assert state is not None and state["open"] == []
+    state = state_of(tmp_path / "corpus", "chat")
+    assert state["open"] == []
     counts = {key: count for key, count in state["counts"].items() if "tokens" not in key}
     assert counts == {"lists": 3, "empty_lists": 1, "unread": 1, "failed": 1, "answers": 6}
 
@@ -332,7 +332,10 @@ def test_a_conversation_that_was_cut_says_so(canned: Server, settings: Any, tmp_
     write_chats(config, opened(server))
     assert rows(tmp_path / "corpus/chat.jsonl")[0]["cut"] is True
     mix(config)
-    assert [line["text"] for line in rows(tmp_path / "corpus/mix.jsonl")] == ["hi you", "ok fine"]
+    assert [line["text"] for line in rows(tmp_path / "corpus/mix.jsonl")] == [
+        "hi you",
+        "ok fine",
+    ]
 
 
 # Convert
@@ -387,24 +390,6 @@ def test_what_was_made_of_another_filter_is_not_taken_for_what_this_one_gives(
 # Faults, kills
 
 
-FAULTS = [
-    {"kind": "status", "status": 429, "retry_after": 0, "part": "number 1"},
-    {"kind": "status", "status": 503, "part": "number 2"},
-    {"kind": "cut", "part": "number 7"},
-    {"kind": "half", "part": "number 8"},
-    {"kind": "hang", "seconds": 3.0, "part": "number 9."},
-    {"kind": "empty", "part": "number 6."},
-]
-
-
-def test_faults_that_pass_leave_no_trace(canned: Server, settings: Any, tmp_path: Path) -> None:
-    server = canned(rules=[["dogs", "1"], ["backlinks", "0"]], faults=FAULTS)
-    filter_texts(settings(), opened(server, timeout=0.5))
-    state = read_state(tmp_path / "corpus", "filter")
-    assert state is not None
-    assert (state["counts"]["kept"], state["counts"]["rejected"], state["taken"]) == (20, 10, 30)
-
-
 def test_a_server_that_goes_away_ends_a_stage_that_goes_on_later(
     canned: Server, settings: Any, tmp_path: Path
 ) -> None:
@@ -415,8 +400,8 @@ def test_a_server_that_goes_away_ends_a_stage_that_goes_on_later(
     with pytest.raises(ServerError):
         filter_texts(config, opened(down, retries=0))
     asked = Counter(down.prompts())
-    state = read_state(tmp_path / "corpus", "filter")
-    assert state is not None and state["until"] is None and state["open"]
+    state = state_of(tmp_path / "corpus", "filter")
+    assert state["until"] is None and state["open"]
     up = canned(rules=rules)
     filter_texts(config, opened(up))
     again = up.prompts()
@@ -424,8 +409,8 @@ def test_a_server_that_goes_away_ends_a_stage_that_goes_on_later(
     # The other request of the two at once may have been under way when the stage ended.
     assert len(answered & set(again)) <= 1 and len(again) == len(set(again))
     texts = [line["text"] for line in rows(tmp_path / "corpus/filter.jsonl")]
-    state = read_state(tmp_path / "corpus", "filter")
-    assert state is not None and state["open"] == []
+    state = state_of(tmp_path / "corpus", "filter")
+    assert state["open"] == []
     counts = state["counts"]
     # A request alone that failed, while the server still answered others, is left out and counted.
     assert counts["kept"] == len(texts) == len(set(texts)) == 20 - counts.get("failed", 0)
@@ -435,21 +420,21 @@ def test_a_server_that_goes_away_ends_a_stage_that_goes_on_later(
 KILLED = """
 import sys
 from contextlib import nullcontext
-from privsyn_flower.config.public import load_public_config
+from privsyn_flower.config.public import PublicTextConfig
 from privsyn_flower.app.public import corpus, journal
 from privsyn_flower.text.serving.http_generator import OpenAIGenerator
-from pathlib import Path
 journal.EVERY = 0.05
 model = OpenAIGenerator(sys.argv[2], "canned", chat=True, stop=(), api_key_env="", progress=False)
-config = load_public_config(Path(sys.argv[1]))
+config = PublicTextConfig.model_validate_json(sys.argv[1])
 stage = {"filter": corpus.filter_texts, "chat": corpus.write_chats, "convert": corpus.convert_texts}
 stage[sys.argv[3]](config, lambda: nullcontext(model))
 """
 
 
-def kill_after(server: Canned, config: Path, stage: str, asked: int) -> None:
+def kill_after(server: Canned, config: PublicTextConfig, stage: str, asked: int) -> None:
     """Begin a stage in a process of its own, and kill -9 it when so many requests have come."""
-    process = subprocess.Popen([sys.executable, "-c", KILLED, config, server.url, stage])
+    arguments = [config.model_dump_json(), server.url, stage]
+    process = subprocess.Popen([sys.executable, "-c", KILLED, *arguments])
     while len(server.prompts()) < asked:
         assert process.poll() is None, "the stage ended before it was killed"
         time.sleep(0.01)
@@ -466,14 +451,8 @@ def test_after_kills_nothing_that_was_answered_is_asked_again_and_nothing_is_los
     rules = [["dogs", "1"], ["backlinks", "0"], *CHAIN]
     server = canned(rules=rules, seconds=0.02)
     config = settings(chat={"personas": 5}, generation={"concurrency": 2})
-    file = tmp_path / "public.toml"
-    file.write_text(
-        f'folder = "{config.folder}"\n[models]\ngenerator = "canned"\n'
-        f'[generation]\nconcurrency = 2\n[filter]\nsource = "{config.filter.source}"\n'
-        "[chat]\npersonas = 5\n"
-    )
-    kill_after(server, file, stage, 8)
-    kill_after(server, file, stage, 20)
+    kill_after(server, config, stage, 8)
+    kill_after(server, config, stage, 20)
     run = {"filter": filter_texts, "chat": write_chats}[stage]
     run(config, opened(server))
     asked = Counter(server.prompts())
@@ -481,8 +460,8 @@ def test_after_kills_nothing_that_was_answered_is_asked_again_and_nothing_is_los
     repeated = {prompt: count for prompt, count in asked.items() if count > 1}
     assert sum(repeated.values()) - len(repeated) <= 4
     lines = rows(tmp_path / f"corpus/{stage}.jsonl")
-    state = read_state(tmp_path / "corpus", stage)
-    assert state is not None and state["open"] == [] and state["lines"] == len(lines)
+    state = state_of(tmp_path / "corpus", stage)
+    assert state["open"] == [] and state["lines"] == len(lines)
     if stage == "filter":
         assert len(asked) == state["counts"]["answers"] == 30
         assert len({line["text"] for line in lines}) == len(lines) == 20
@@ -494,188 +473,5 @@ def test_after_kills_nothing_that_was_answered_is_asked_again_and_nothing_is_los
     run(calm, opened(server))
     in_one_go = rows(tmp_path / f"calm/{stage}.jsonl")
     assert sorted(line["text"] for line in in_one_go) == sorted(line["text"] for line in lines)
-    other = read_state(tmp_path / "calm", stage)
-    assert other is not None and other["counts"] == state["counts"]
-
-
-def test_a_line_that_the_state_does_not_know_is_cut_off(tmp_path: Path) -> None:
-    with Journal(tmp_path, "chat", {}) as journal:
-        journal.add({"text": "kept"})
-    with (tmp_path / "chat.jsonl").open("a") as file:
-        file.write('{"text": "half a li')
-    with Journal(tmp_path, "chat", {}) as journal:
-        journal.add({"text": "next"})
-    assert [line["text"] for line in rows(tmp_path / "chat.jsonl")] == ["kept", "next"]
-    (tmp_path / "chat.jsonl").write_text("")
-    with (
-        pytest.raises(DataError, match="shorter than it was written"),
-        Journal(tmp_path, "chat", {}),
-    ):
-        pass
-    for damaged in ("{", '{"bytes": 0}', "[]", '{"bytes": null}', "\xff"):
-        (tmp_path / "chat.state.json").write_text(damaged, "latin-1")
-        with pytest.raises(DataError, match=r"chat.state.json is damaged"):
-            Journal(tmp_path, "chat", {}).__enter__()
-
-
-def test_a_file_that_no_stage_wrote_is_left_alone(tmp_path: Path) -> None:
-    """A user's own, a link to one, and what a kill left before the first state."""
-    own = tmp_path / "chat.jsonl"
-    own.write_text("mine\n")
-    with pytest.raises(DataError, match=r"nothing tells .* move it away"):
-        Journal(tmp_path, "chat", {}).__enter__()
-    with Journal(tmp_path, "filter", {}):
-        pass
-    (tmp_path / "filter.jsonl").unlink()
-    (tmp_path / "filter.jsonl").symlink_to(own)
-    with pytest.raises(DataError, match="is a symbolic link"):
-        Journal(tmp_path, "filter", {}).__enter__()
-    assert own.read_text() == "mine\n"
-    journal = Journal(tmp_path, "convert", {}).__enter__()
-    assert (read_state(tmp_path, "convert") or {})["bytes"] == 0  # before its first line
-    journal.add({"text": "lost"})
-    journal._left.close()  # as a kill does
-    with Journal(tmp_path, "convert", {}) as journal:
-        journal.add({"text": "kept"})
-    assert rows(tmp_path / "convert.jsonl") == [{"text": "kept"}]
-
-
-def test_a_mix_that_is_not_ours_is_left_alone(made: Path) -> None:
-    (made / "mix.jsonl").write_text("mine\n")
-    with pytest.raises(DataError, match=r"nothing tells .* move it away"):
-        mixed(made)
-    assert (made / "mix.jsonl").read_text() == "mine\n"
-    (made / "mix.jsonl").unlink()
-    mixed(made)
-    whole = (made / "mix.jsonl").read_bytes()
-    # Killed between the names of the state and of the file, and then asked for another mix.
-    (made / "mix.jsonl").rename(made / "mixing.jsonl")
-    assert len(mixed(made, limit=7)) == 7
-    mixed(made)
-    assert (made / "mix.jsonl").read_bytes() == whole
-
-
-def test_the_state_stays_small_however_much_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """20,000 pieces, at most 8 under way, done in another order than they were taken."""
-    monkeypatch.setattr(journals, "EVERY", 1e9)
-    with Journal(tmp_path, "filter", {}) as journal:
-        under_way: list[Any] = []
-        for position, _ in journal.take(((i,), None) for i in range(20_000)):
-            under_way.append(position)
-            if len(under_way) == 8:
-                journal.done(under_way.pop(position[0] % 8))
-        assert len(journal.open) == 7
-    assert (tmp_path / "filter.state.json").stat().st_size < 1000
-    with Journal(tmp_path, "filter", {}) as journal:
-        again = [position for position, _ in journal.take(((i,), None) for i in range(20_001))]
-    assert again == [*sorted(under_way), (20_000,)]
-
-
-# Mix, coverage
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    """A corpus of 20 filtered texts of two sentences, and 10 conversations of two turns."""
-    folder = tmp_path / "corpus"
-    with Journal(folder, "filter", {}) as journal:
-        for i in range(20):
-            journal.add({"text": f"First of {i % 15}. Second!", "stage": "filter"})
-    with Journal(folder, "chat", {}) as journal:
-        for i in range(10):
-            journal.add({"text": f"Me: hello {i}\nMom: well", "stage": "chat"})
-    return folder
-
-
-def mixed(folder: Path, **table: Any) -> list[tuple[str, str]]:
-    table.setdefault("stages", "filter,chat")
-    mix(PublicTextConfig.model_validate({"folder": str(folder), "mix": table}))
-    return [(line["stage"], line["text"]) for line in rows(folder / "mix.jsonl")]
-
-
-def test_the_mix_has_every_sentence_and_turn_and_its_beginnings_have_all_stages(made: Path) -> None:
-    found = mixed(made)
-    filtered = [text for i in range(20) for text in (f"First of {i % 15}.", "Second!")]
-    assert [text for stage, text in found if stage == "filter"] == filtered
-    said = [text for i in range(10) for text in (f"hello {i}", "well")]
-    assert [text for stage, text in found if stage == "chat"] == said
-    for length in range(6, len(found)):  # 40 to 20 examples, two at a time
-        share = sum(stage == "chat" for stage, _ in found[:length]) / length
-        assert abs(share - 1 / 3) <= 2.5 / length
-    report = write_report(made)["stages"]["mix"]
-    assert report["complete"] and report["texts"] == 60
-    assert report["bytes"] == (made / "mix.jsonl").stat().st_size
-    counts = report["counts"]
-    assert (counts["filter_texts"], counts["filter_examples"], counts["chat_examples"]) == (
-        20,
-        40,
-        20,
-    )
-    assert counts["filter_bytes"] + counts["chat_bytes"] == report["bytes"]
-
-
-def test_whole_texts_repeats_and_limits(made: Path) -> None:
-    assert mixed(made, examples="texts", stages="chat")[3] == ("chat", "Me: hello 3\nMom: well")
-    assert len(mixed(made, examples="texts", stages="filter", repeats="remove")) == 15
-    assert len(mixed(made, limit=7)) == 7
-    state = read_state(made, "mix")
-    assert state is not None and state["until"] == 7
-    assert sorted(path.name for path in made.iterdir() if "mixing" in path.name) == [".mixing.lock"]
-
-
-def test_the_mix_stays_until_its_texts_change(made: Path) -> None:
-    mixed(made)
-    before = (made / "mix.jsonl").stat()
-    mixed(made)
-    after = (made / "mix.jsonl").stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
-    with Journal(made, "chat", {}) as journal:
-        journal.add({"text": "Me: one more\nMom: good", "stage": "chat"})
-    assert ("chat", "one more") in mixed(made)
-
-
-@pytest.mark.parametrize("repeats", ["keep", "remove"])
-def test_a_mix_that_was_killed_anywhere_goes_on_to_the_same_file(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeats: str
-) -> None:
-    mixed(made, repeats=repeats)
-    whole = (made / "mix.jsonl").read_bytes()
-    (made / "mix.jsonl").unlink()
-    (made / "mix.state.json").unlink()
-    monkeypatch.setattr(journals, "EVERY", 0.0)  # a state after every text
-    add = Journal.add
-    for _ in range(4):  # each in the middle of a text, or between two
-        left = iter(range(11))
-
-        def dies(journal: Journal, line: Any, left: Iterator[int] = left) -> None:
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            add(journal, line)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Journal, "add", dies)
-            patch.setattr(Journal, "__exit__", lambda self, *_: self._left.close())  # no last state
-            with pytest.raises(KeyboardInterrupt):
-                mixed(made, repeats=repeats)
-        assert not (made / "mix.jsonl").exists()
-    mixed(made, repeats=repeats)
-    assert (made / "mix.jsonl").read_bytes() == whole
-
-
-def test_a_stage_without_text_is_named(made: Path) -> None:
-    with pytest.raises(DataError, match=r"names 'convert', and .* run `privsyn public convert`"):
-        mixed(made, stages="chat,convert")
-
-
-def test_coverage_is_of_what_a_model_is_trained_on(made: Path, tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text("first\nhello\nme\nbacklinks\nWell\n")
-    web = write_source(tmp_path / "web.jsonl", ["backlinks first"])
-    mixed(made)
-    tables = {"filter": {"source": str(web)}, "vocabulary": str(tmp_path / "words.txt")}
-    config = PublicTextConfig.model_validate({"folder": str(made), **tables})
-    found = measure_coverage(config, source=True)
-    shares = {"filter": 0.2, "chat": 0.2, "mix": 0.4, "source": 0.4}
-    assert found == {"words": 5, "unreachable": 1, "shares": pytest.approx(shares)}
-    assert write_report(made)["coverage"] == found
+    other = state_of(tmp_path / "calm", stage)
+    assert other["counts"] == state["counts"]
