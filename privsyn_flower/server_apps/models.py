@@ -14,7 +14,7 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.text import AdaptableGenerator, Embedder, Variation, load_embedder
 from privsyn_flower.text.embedders import KnownRows
-from privsyn_flower.text.models.packaged import packaged
+from privsyn_flower.text.models.packaged import import_model, packaged
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
     count_parameters,
@@ -70,8 +70,6 @@ class Models:
         return str(teach_conditions(model, self._imported(kind, name), *given))
 
     def _imported(self, kind: str, name: str) -> Path:
-        from privsyn_flower.text.models.gguf_import import import_model
-
         return import_model(name, self.cache, f"models.{kind} = {name!r}", self.progress)
 
     def embedder(self) -> Embedder:

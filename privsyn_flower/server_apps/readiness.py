@@ -24,7 +24,7 @@ from privsyn_flower.strategies.engine.session import in_cluster
 from privsyn_flower.text.embedders import MINILM_INT8
 from privsyn_flower.text.fingerprints import FACTS
 from privsyn_flower.text.models.devices import resolve_device, training_device
-from privsyn_flower.text.models.packaged import INSTALL, SMOLLM2
+from privsyn_flower.text.models.packaged import INSTALL, SMOLLM2, import_faults
 from privsyn_flower.text.tiny.assets import RECIPES, embedded
 
 if TYPE_CHECKING:
@@ -171,8 +171,6 @@ def _embedder_modules(name: str) -> tuple[str, ...]:
 def packages(config: RunConfig) -> Iterator[str]:
     """Models in packages that the run would have to import, and cannot."""
     for kind, model in to_import(config, used_models(config).keys()).items():
-        from privsyn_flower.text.models.gguf_import import import_faults
-
         yield from import_faults(model, cache_folder(config), f"models.{kind} = {model.name!r}")
 
 

