@@ -5,7 +5,7 @@
 `conditional` goes on from the tiny downstream model, on the federation's own public text alone
 (the groups of the file that scripts/make_corpus.py writes); `small-conditional` from the small
 generator, on the whole file. Both learn to write a text after its condition: its own keywords,
-those of the texts around it, its package, or nothing (text/pairs.py); the loss is the text's.
+those of the texts around it, its package, or nothing (text/conditions.py); the loss is the text's.
 OUT/NAME is an ordinary Hugging Face folder; its training.json says how many nats a character of
 held-out text costs after its own keywords, after those of its group and of the groups around it,
 after another text's, and after none. It is held out of this training and the small generator's; the
@@ -31,9 +31,8 @@ import transformers
 
 from privsyn_flower.common.files import file_digest
 from privsyn_flower.common.randomness import seeded
-from privsyn_flower.text.conditions import Pair, condition, encode_pairs
+from privsyn_flower.text.conditions import Pair, PairSource, condition, encode_pairs
 from privsyn_flower.text.models.batches import IGNORED, causal_labels, pad_rows, token_batches
-from privsyn_flower.text.pairs import PairSource
 from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS
 from privsyn_flower.text.tiny.training import PAD
 

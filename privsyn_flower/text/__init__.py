@@ -17,12 +17,12 @@ from privsyn_flower.text.protocols import (
 )
 
 if TYPE_CHECKING:
+    from privsyn_flower.text.conditions import described_pairs, public_pairs
     from privsyn_flower.text.embedders import embedder_fingerprint, load_embedder
     from privsyn_flower.text.generators import HuggingFaceGenerator
     from privsyn_flower.text.models.devices import resolve_device
     from privsyn_flower.text.models.pretrained import ModelUnavailableError
     from privsyn_flower.text.pair_training import PairTraining, train_on_pairs
-    from privsyn_flower.text.pairs import described_pairs, public_pairs
     from privsyn_flower.text.preference.trainer import PreferenceTrainer
     from privsyn_flower.text.prompts import (
         TooFewTextsError,
@@ -39,12 +39,12 @@ else:
     __getattr__ = on_demand(
         __name__,
         {
+            "conditions": "described_pairs public_pairs",
             "embedders": "embedder_fingerprint load_embedder",
             "generators": "HuggingFaceGenerator",
             "models.devices": "resolve_device",
             "models.pretrained": "ModelUnavailableError",
             "pair_training": "PairTraining train_on_pairs",
-            "pairs": "described_pairs public_pairs",
             "preference.trainer": "PreferenceTrainer",
             "prompts": "TooFewTextsError expand expand_prompt parse_completion",
             "serving.http_generator": "OpenAIGenerator",

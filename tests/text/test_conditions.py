@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from privsyn_flower.text.conditions import (
+    AREA,
     Pair,
+    PairSource,
     condition,
     encode_pairs,
     encode_prompts,
     encode_texts,
     prompt,
+    public_pairs,
 )
 from privsyn_flower.text.models.batches import IGNORED, causal_labels, causal_loss, pad_rows
-from privsyn_flower.text.pairs import AREA, PairSource, public_pairs
 
 from .conftest import SENTENCES, make_tokenizer
 

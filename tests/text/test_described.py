@@ -1,27 +1,26 @@
-"""Public texts described by an instruction model: a real server with canned answers; resuming."""
+"""Public texts described by an instruction model: a server with canned answers; resuming."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
 from privsyn_flower.common.files import DataError
-from privsyn_flower.text import pairs as module
-from privsyn_flower.text.conditions import Pair
-from privsyn_flower.text.pairs import REQUEST, described_pairs, parse_description, read_pairs
+from privsyn_flower.text import conditions
+from privsyn_flower.text.conditions import (
+    REQUEST,
+    Pair,
+    described_pairs,
+    parse_description,
+    read_pairs,
+)
 from privsyn_flower.text.serving.http_client import ServerError
 from privsyn_flower.text.serving.http_generator import OpenAIGenerator
+from tests.rigs.http_generator import Answer, Body, Fake, fake  # noqa: F401
 
 ANSWER = """Here is what can be said:
 * **Document Type:** news article
@@ -38,117 +37,69 @@ Tone: factual
 Structure: headline, two paragraphs
 Purpose: to inform"""
 
-# A server process: describes a document by its first words, fails on what it is told to.
-SERVER = """
-import json, sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+CHAT = "/v1/chat/completions"
 
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_): pass
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt = body["messages"][0]["content"]
-        with open(sys.argv[1], "a") as log:
-            log.write(json.dumps([body["seed"], prompt]) + "\\n")
-        document = prompt.rpartition("Document:\\n")[2]
+
+def describe(body: Body) -> Answer:
+    """A document by its first words; "odd" ones are not described, and others are refused."""
+    document = body["messages"][0]["content"].rpartition("Document:\n")[2]
+    text = f"Document Type: note\nKeywords: {', '.join(document.replace(',', ' ').split()[:3])}"
+    if document.startswith("odd"):
         text = "I would rather not."
-        if not document.startswith("odd"):
-            words = document.replace(",", " ").split()[:3]
-            text = "Document Type: note\\nKeywords: " + ", ".join(words)
-        data = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-        status = 400 if document.startswith("refused") else 200
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-    def do_GET(self):
-        self.send_response(404)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
-"""
+    status = 400 if document.startswith("refused") else 200
+    return status, {"choices": [{"message": {"content": text}}]}
 
 
-class Server:
-    def __init__(self, url: str, log: Path) -> None:
-        self.log = log
-        self.model = OpenAIGenerator(
-            url, "m", chat=True, max_tokens=200, stop=(), retries=0, timeout=5.0, progress=False
-        )
-
-    def asked(self) -> list[tuple[int, str]]:
-        if not self.log.exists():
-            return []
-        return [tuple(json.loads(line)) for line in self.log.read_text("utf-8").splitlines()]
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    log = tmp_path_factory.mktemp("server") / "asked.jsonl"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {"PATH": os.environ.get("PATH", "")}
-    process = subprocess.Popen([sys.executable, "-c", SERVER, str(log), str(port)], env=environment)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(200):
-            try:
-                httpx.get(url, trust_env=False)
-                break
-            except httpx.TransportError:
-                time.sleep(0.05)
-        yield url, log
-    finally:
-        process.kill()
-        process.wait()
+def asked(fake: Fake) -> list[tuple[int, str]]:
+    """Seeds and prompts."""
+    return [(body["seed"], body["messages"][0]["content"]) for body in fake.bodies(CHAT)]
 
 
 @pytest.fixture
-def server(address: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def model(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIGenerator]:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    url, log = address
-    log.unlink(missing_ok=True)
-    found = Server(url, log)
+    fake.answers[CHAT] = describe
+    found = OpenAIGenerator(
+        fake.url, "m", chat=True, max_tokens=200, stop=(), retries=0, timeout=5.0, progress=False
+    )
     yield found
-    found.model.close()
+    found.close()
 
 
 TEXTS = [f"text number {i} about ponds" for i in range(7)]
 
 
-def test_pairs_of_a_real_server(server: Server, tmp_path: Path) -> None:
-    found = described_pairs(["red fox, runs", *TEXTS[:2]], server.model, tmp_path / "pairs.jsonl")
+def test_pairs_of_a_server(fake: Fake, model: OpenAIGenerator, tmp_path: Path) -> None:
+    found = described_pairs(["red fox, runs", *TEXTS[:2]], model, tmp_path / "pairs.jsonl")
     assert found[0] == Pair("Document Type: note\nKeywords: red, fox, runs", "red fox, runs")
     assert [pair.text for pair in found] == ["red fox, runs", *TEXTS[:2]]
-    assert {prompt for _, prompt in server.asked()} == {
+    assert {prompt for _, prompt in asked(fake)} == {
         REQUEST + text for text in ("red fox, runs", *TEXTS[:2])
     }
     assert read_pairs(tmp_path / "pairs.jsonl") == found
     assert [p.name for p in tmp_path.iterdir()] == ["pairs.jsonl"]
 
 
-def test_a_finished_file_asks_nobody(server: Server, tmp_path: Path) -> None:
-    first = described_pairs(TEXTS, server.model, tmp_path / "pairs.jsonl")
-    asked = len(server.asked())
-    assert described_pairs(TEXTS, server.model, tmp_path / "pairs.jsonl") == first
-    assert len(server.asked()) == asked == len(TEXTS)
+def test_a_finished_file_asks_nobody(fake: Fake, model: OpenAIGenerator, tmp_path: Path) -> None:
+    first = described_pairs(TEXTS, model, tmp_path / "pairs.jsonl")
+    before = len(asked(fake))
+    assert described_pairs(TEXTS, model, tmp_path / "pairs.jsonl") == first
+    assert len(asked(fake)) == before == len(TEXTS)
 
 
 def test_a_run_that_was_stopped_goes_on(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Fake, model: OpenAIGenerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BLOCK", 3)
+    monkeypatch.setattr(conditions, "BLOCK", 3)
     texts = [*TEXTS[:4], "refused here", *TEXTS[4:]]
     with pytest.raises(ServerError):
-        described_pairs(texts, server.model, tmp_path / "pairs.jsonl")
+        described_pairs(texts, model, tmp_path / "pairs.jsonl")
     assert not (tmp_path / "pairs.jsonl").exists()
-    whole = described_pairs(TEXTS, server.model, tmp_path / "other.jsonl")
-    asked = len(server.asked())
+    whole = described_pairs(TEXTS, model, tmp_path / "other.jsonl")
+    before = len(asked(fake))
     with pytest.raises(ServerError):
-        described_pairs(texts, server.model, tmp_path / "pairs.jsonl")
-    again = {prompt for _, prompt in server.asked()[asked:]}
+        described_pairs(texts, model, tmp_path / "pairs.jsonl")
+    again = {prompt for _, prompt in asked(fake)[before:]}
     assert again and not again & {REQUEST + text for text in texts[:3]}
     assert [pair.text for pair in whole] == TEXTS
     # The same texts in the end: the block that is there is not asked about again.
@@ -157,14 +108,14 @@ def test_a_run_that_was_stopped_goes_on(
 
 
 def test_what_is_not_described_is_asked_again_and_left_out(
-    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fake: Fake, model: OpenAIGenerator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = [TEXTS[0], "odd one", TEXTS[1]]
     with caplog.at_level(logging.WARNING, logger="privsyn_flower"):
-        found = described_pairs(texts, server.model, tmp_path / "pairs.jsonl")
+        found = described_pairs(texts, model, tmp_path / "pairs.jsonl")
     assert [pair.text for pair in found] == [TEXTS[0], TEXTS[1]]
     assert "1 of 3" in caplog.text
-    seeds = [seed for seed, prompt in server.asked() if prompt.endswith("odd one")]
+    seeds = [seed for seed, prompt in asked(fake) if prompt.endswith("odd one")]
     assert len(seeds) == len(set(seeds)) == 2
 
 

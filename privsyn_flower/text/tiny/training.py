@@ -26,10 +26,9 @@ import torch
 
 from privsyn_flower.common.progress import Progress, silent, stop
 from privsyn_flower.common.randomness import seeded
-from privsyn_flower.text.conditions import encode_pairs
+from privsyn_flower.text.conditions import encode_pairs, public_pairs
 from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
 from privsyn_flower.text.models.devices import one_worker
-from privsyn_flower.text.pairs import public_pairs
 from privsyn_flower.text.prompts import HEADING, expand_prompt
 from privsyn_flower.text.tiny.assets import TEXT_TOKENS, Groups, Recipe
 
