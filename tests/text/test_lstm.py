@@ -27,11 +27,12 @@ torch = pytest.importorskip("torch")
 from privsyn_flower.text.models import lstm  # noqa: E402 - it imports torch
 
 TINY: dict[str, Any] = {"words": 60, "hidden": 12, "embedding": 6}
+UNTRAINED, FORTY = lstm.WordTraining(0), lstm.WordTraining(40)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lstm.make_lstm(tmp_path_factory.mktemp("lstm"), SENTENCES, steps=40, **TINY)
+    return lstm.make_lstm(tmp_path_factory.mktemp("lstm"), SENTENCES, FORTY, **TINY)
 
 
 def size(words: int, **options: Any) -> int:
@@ -111,7 +112,7 @@ def test_the_most_frequent_words_are_taken() -> None:
 def test_words_of_a_script_without_spaces(tmp_path: Path) -> None:
     """The vocabulary is of units, whoever reads the folder; one of other units is refused."""
     texts = ["今天天气很好，我们去公园散步吧。", "我们今天在公园看书。"]
-    folder = lstm.make_lstm(tmp_path / "zh", texts, **TINY)
+    folder = lstm.make_lstm(tmp_path / "zh", texts, UNTRAINED, **TINY)
     tokenizer = load_tokenizer(folder, "models.downstream")
     assert {"今天", "公园", "散步"} <= set(tokenizer.get_vocab())
     (row,) = encode(tokenizer, ["今天我们散步。"], 20)
@@ -124,8 +125,8 @@ def test_words_of_a_script_without_spaces(tmp_path: Path) -> None:
 
 def test_public_training_learns_and_repeats(folder: Path, tmp_path: Path) -> None:
     before = torch.random.get_rng_state()
-    again = lstm.make_lstm(tmp_path / "again", SENTENCES, steps=40, **TINY)
-    raw = lstm.make_lstm(tmp_path / "raw", SENTENCES, **TINY)
+    again = lstm.make_lstm(tmp_path / "again", SENTENCES, FORTY, **TINY)
+    raw = lstm.make_lstm(tmp_path / "raw", SENTENCES, UNTRAINED, **TINY)
     assert torch.equal(before, torch.random.get_rng_state())
     weights = "model.safetensors"
     assert (again / weights).read_bytes() == (folder / weights).read_bytes()
@@ -136,7 +137,7 @@ def test_public_training_learns_and_repeats(folder: Path, tmp_path: Path) -> Non
 
 def test_no_words_no_training(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no public text has a word"):
-        lstm.make_lstm(tmp_path, ["", " "], steps=1, **TINY)
+        lstm.make_lstm(tmp_path, ["", " "], lstm.WordTraining(1), **TINY)
 
 
 def test_it_is_scored_and_fine_tuned(folder: Path) -> None:
@@ -175,15 +176,16 @@ def test_words_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         return loss(model, ids, mask)
 
     monkeypatch.setattr(lstm, "causal_loss", seen)
-    lstm.make_lstm(tmp_path, SENTENCES, steps=3, batch_words=30, **TINY)
+    lstm.make_lstm(tmp_path, SENTENCES, lstm.WordTraining(3, batch_words=30), **TINY)
     assert len(sizes) == 3 and max(sizes) <= 30
 
 
 def test_parts_of_a_step_are_one_large_batch(tmp_path: Path) -> None:
     """Five texts a step: through the model in parts of thirty words, or all together."""
-    common: dict[str, Any] = {"steps": 4, "batch_texts": 5, **TINY}
-    whole = lstm.make_lstm(tmp_path / "whole", SENTENCES, batch_words=10_000, **common)
-    cut = lstm.make_lstm(tmp_path / "cut", SENTENCES, batch_words=30, **common)
+    whole, cut = (
+        lstm.make_lstm(tmp_path / str(words), SENTENCES, lstm.WordTraining(4, 5, words), **TINY)
+        for words in (10_000, 30)
+    )
     one, other = (Downstream(path, length=32).parameters() for path in (whole, cut))
     for name in one:
         np.testing.assert_allclose(one[name], other[name], atol=2e-5)
@@ -242,9 +244,8 @@ def test_another_training_with_the_same_words(folder: Path, tmp_path: Path) -> N
     """What a benchmark compares: other texts, the same vocabulary, shape and first weights."""
     known = lstm.LstmConfig.from_pretrained(folder)
     tokenizer = load_tokenizer(folder, "models.downstream")
-    training = lstm.WordTraining(steps=40)
-    again = lstm.train_lstm(tmp_path / "again", known, tokenizer, SENTENCES, training)
-    other = lstm.train_lstm(tmp_path / "other", known, tokenizer, ["the the fox"], training)
+    again = lstm.train_lstm(tmp_path / "again", known, tokenizer, SENTENCES, FORTY)
+    other = lstm.train_lstm(tmp_path / "other", known, tokenizer, ["the the fox"], FORTY)
     weights = "model.safetensors"
     assert (again / weights).read_bytes() == (folder / weights).read_bytes()
     assert (other / weights).read_bytes() != (folder / weights).read_bytes()
@@ -253,7 +254,7 @@ def test_another_training_with_the_same_words(folder: Path, tmp_path: Path) -> N
 
 def test_an_unknown_device_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"models\.device = 'tpu'"):
-        lstm.make_lstm(tmp_path, SENTENCES, steps=1, device="tpu", **TINY)
+        lstm.make_lstm(tmp_path, SENTENCES, lstm.WordTraining(1, device="tpu"), **TINY)
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
@@ -282,8 +283,8 @@ def test_it_is_trained_on_a_node(folder: Path, kind: Any) -> None:
 def test_made_once_of_the_public_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    def make(folder: Path, texts: Any, **numbers: Any) -> None:
-        made.append((list(texts), numbers))
+    def make(folder: Path, texts: Any, training: Any, **sizes: Any) -> None:
+        made.append((list(texts), training, sizes))
         (folder / "config.json").write_text("{}")
 
     monkeypatch.setattr(lstm, "make_lstm", make)
@@ -303,9 +304,9 @@ def test_made_once_of_the_public_pool(tmp_path: Path, monkeypatch: pytest.Monkey
 
     first = ensured(SENTENCES)
     assert (ensured(SENTENCES), len(made)) == (first, 1)
-    texts, numbers = made[0]
-    assert (texts, numbers["steps"], numbers["batch_texts"]) == (SENTENCES, 7, 20_000)
-    assert [numbers[name] for name in ("words", "hidden", "embedding")] == [50, 12, 6]
+    texts, training, sizes = made[0]
+    assert (texts, training.steps, training.batch_texts) == (SENTENCES, 7, 20_000)
+    assert [sizes[name] for name in ("words", "hidden", "embedding")] == [50, 12, 6]
     others = [
         ensured(SENTENCES[1:]),
         ensured(SENTENCES, **{"models.lstm-words": 51}),
@@ -313,4 +314,4 @@ def test_made_once_of_the_public_pool(tmp_path: Path, monkeypatch: pytest.Monkey
         ensured(SENTENCES, **{"models.lstm-word-list": str(tmp_path / "words.txt")}),
     ]
     assert len({first, *others}) == 5
-    assert made[-1][1]["word_list"] == ["b", "a"]
+    assert made[-1][2]["word_list"] == ["b", "a"]

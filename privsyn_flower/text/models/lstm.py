@@ -192,43 +192,28 @@ def _tell_of_unreachable(words: Sequence[str], splitter: Any) -> None:
 def make_lstm(
     folder: Path,
     texts: Sequence[str],
+    training: WordTraining,
     *,
     words: int = WORDS,
     word_list: Sequence[str] = (),
     hidden: int = HIDDEN,
     embedding: int = EMBEDDING,
-    coupled: bool = True,
-    tied: bool = False,
-    steps: int = 0,
-    batch_texts: int = 0,
-    batch_words: int = 2048,
-    learning_rate: float = LEARNING_RATE,
-    adam_epsilon: float = ADAM_EPSILON,
-    budget_seconds: float = float("inf"),
-    device: str = "cpu",
-    seed: int = 0,
     progress: Progress = silent,
 ) -> Path:
     """Write a word-level LSTM trained on public texts, with its tokenizer, into `folder`.
 
-    words, word_list: as `word_tokenizer` has them; a small corpus has fewer. steps: of Adam, in
-    batches and for as long as `WordTraining` says; 0: random weights. seed: of weights and order.
-    Raises ValueError when steps are asked for and no text has a word.
+    words, word_list: as `word_tokenizer` has them; a small corpus has fewer. Raises ValueError when
+    steps are asked for and no text has a word.
     """
     tokenizer = word_tokenizer(texts, words, word_list)
     config = LstmConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
         embedding_size=embedding,
-        coupled=coupled,
-        tie_word_embeddings=tied,
         units=VERSION,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-    )
-    training = WordTraining(
-        steps, batch_texts, batch_words, budget_seconds, seed, device, learning_rate, adam_epsilon
     )
     return train_lstm(folder, config, tokenizer, texts, training, progress)
 
@@ -280,33 +265,28 @@ def ensure_lstm(federation: PublicText, config: RunConfig, progress: Progress = 
     """
     from privsyn_flower.config import cache_folder
 
-    models, texts = config.models, federation.public()
-    named, steps = models.lstm_word_list, models.train_steps or STEPS
+    models, texts, named = config.models, federation.public(), config.models.lstm_word_list
     listed = read_word_list(Path(named).expanduser()) if named else []
-    shape: dict[str, Any] = {
+    sizes = {
         "words": models.lstm_words,
         "hidden": models.lstm_hidden,
         "embedding": models.lstm_embedding,
-        "steps": steps,
-        "batch_texts": models.lstm_batch_texts,
-        "batch_words": models.lstm_batch_words,
-        "learning_rate": models.lstm_learning_rate,
-        "adam_epsilon": models.lstm_adam_epsilon,
     }
-    told = [*shape.values(), models.train_seconds, LONGEST, VERSION, listed, texts]
+    numbers = (
+        models.train_steps or STEPS,
+        models.lstm_batch_texts,
+        models.lstm_batch_words,
+        models.lstm_learning_rate,
+        models.lstm_adam_epsilon,
+        models.train_seconds,
+    )
+    training = WordTraining(*numbers, device=models.device)
+    told = [*sizes.values(), *numbers, LONGEST, VERSION, listed, texts]
     digest = hashlib.sha256(json.dumps(told).encode())
     target = cache_folder(config) / "models" / f"lstm-{digest.hexdigest()[:24]}"
 
     def fill(folder: Path) -> None:
-        make_lstm(
-            folder,
-            texts,
-            word_list=listed,
-            **shape,
-            budget_seconds=models.train_seconds,
-            device=models.device,
-            progress=progress,
-        )
+        make_lstm(folder, texts, training, word_list=listed, **sizes, progress=progress)
 
     return build_folder(target, fill)
 
@@ -321,20 +301,20 @@ Words = Sequence[Sequence[int]]  # texts as word ids
 class WordTraining:
     """How long and in what steps.
 
-    steps: of Adam. batch_texts: texts of a step; 0: as many as batch_words hold. batch_words:
-    padded words that go through the model at once, a whole step or a part of one. seconds: no step
-    starts after them. seed: of the order. device: as `models.device`. learning_rate, adam_epsilon:
-    of Adam.
+    steps: of Adam; 0: random weights. batch_texts: texts of a step; 0: as many as batch_words hold.
+    batch_words: padded words that go through the model at once, a whole step or a part of one.
+    learning_rate, adam_epsilon: of Adam. seconds: no step starts after them. seed: of weights and
+    order. device: as `models.device`.
     """
 
     steps: int
     batch_texts: int = 0
     batch_words: int = 2048
+    learning_rate: float = LEARNING_RATE
+    adam_epsilon: float = ADAM_EPSILON
     seconds: float = float("inf")
     seed: int = 0
     device: str = "cpu"
-    learning_rate: float = LEARNING_RATE
-    adam_epsilon: float = ADAM_EPSILON
 
     @property
     def readable(self) -> int:

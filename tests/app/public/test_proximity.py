@@ -252,7 +252,7 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     shape: dict[str, Any] = {"words": 20, "hidden": 5, "embedding": 3}
     folders = tmp_path_factory.mktemp("before"), tmp_path_factory.mktemp("after")
     for folder, steps in zip(folders, (2, 40), strict=True):
-        lstm.make_lstm(folder, PUBLIC, steps=steps, **shape)
+        lstm.make_lstm(folder, PUBLIC, lstm.WordTraining(steps), **shape)
     return folders
 
 
