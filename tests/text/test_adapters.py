@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -215,29 +216,18 @@ def test_a_resting_model_is_let_go_and_comes_back_with_its_adapter(
     generator.use_adapter(adapters[0])
     adapted, text = seen(generator)
     assert not torch.equal(adapted, base)
-    monkeypatch.setattr(generator, "_load", loads := Loads(generator._load))
+    monkeypatch.setattr(generator, "_load", loads := Mock(wraps=generator._load))
     as_on_an_accelerator(generator, monkeypatch)
     assert generator.model is None and generator._adapted is None
-    assert loads.count == 0
+    assert loads.call_count == 0
     assert generator.complete(PROMPTS, 2, np.random.default_rng(0)) == text
-    assert torch.equal(seen(generator)[0], adapted) and loads.count == 1
+    assert torch.equal(seen(generator)[0], adapted) and loads.call_count == 1
     as_on_an_accelerator(generator, monkeypatch)
     generator.use_adapter(None)
-    assert torch.equal(seen(generator)[0], base) and loads.count == 2
+    assert torch.equal(seen(generator)[0], base) and loads.call_count == 2
     as_on_an_accelerator(generator, monkeypatch)
     generator.use_adapter(adapters[1])
-    assert not torch.equal(seen(generator)[0], adapted) and loads.count == 3
-
-
-class Loads:
-    """Counts calls of a function."""
-
-    def __init__(self, function: Any) -> None:
-        self.function, self.count = function, 0
-
-    def __call__(self) -> Any:
-        self.count += 1
-        return self.function()
+    assert not torch.equal(seen(generator)[0], adapted) and loads.call_count == 3
 
 
 def as_on_an_accelerator(generator: HuggingFaceGenerator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,10 +42,14 @@ def test_workers_are_the_cores_that_a_process_may_use(monkeypatch: pytest.Monkey
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
     assert cpu_workers() == 2
+    for told in ("", "0", "many"):
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+        assert cpu_workers() == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     assert cpu_workers() == MOST_WORKERS
-    monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
-    assert cpu_workers() == 3
+    for told, workers in (("1", 1), ("3,2", 3), ("64", MOST_WORKERS)):
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+        assert cpu_workers() == workers
 
 
 @pytest.mark.parametrize(("threads", "each"), [(1, 1), (2, 1), (MOST_WORKERS * 3, 3)])

@@ -109,21 +109,6 @@ def test_minilm_values_are_pinned() -> None:
 
 
 @minilm
-def test_a_minilm_row_depends_on_its_text_alone() -> None:
-    """To the last bit on a CPU: a flipped near-tie would move another user's vote."""
-    embedder = load_embedder("minilm", device="cpu", progress=False)
-    texts = [" ".join(TEXTS[0].split()[: 1 + i % 9]) + f" {i}" for i in range(12)]
-    rows = embedder.embed(texts)
-    for i in (0, 7, 11):
-        np.testing.assert_array_equal(embedder.embed([texts[i]])[0], rows[i])
-    np.testing.assert_array_equal(embedder.embed(texts[::-1])[::-1], rows)
-    crowd = ["long " * 400, *texts[:6], "", "tea", *texts[6:], "word " * 90]
-    kept = [*range(1, 7), *range(9, 15)]
-    np.testing.assert_array_equal(embedder.embed(crowd)[kept], rows)
-    np.testing.assert_array_equal(embedder.embed(texts[2:]), rows[2:])
-
-
-@minilm
 def test_a_model_is_loaded_once() -> None:
     """A node embeds its users one by one, and may ask for the embedder each time."""
     first = load_embedder("minilm", device="cpu", progress=False)

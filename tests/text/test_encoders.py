@@ -23,7 +23,6 @@ from privsyn_flower.text.embedders import (
 from privsyn_flower.text.encoders import OnnxEmbedder, SentenceEmbedder
 from privsyn_flower.text.export import PROBES
 from privsyn_flower.text.fingerprints import FACTS, folder_fingerprint
-from privsyn_flower.text.models.devices import MOST_WORKERS, cpu_workers
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS
 
 TEXTS = [
@@ -107,23 +106,6 @@ def test_a_text_that_fails_ends_the_others_soon(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RuntimeError, match="no row"):
         embedder.embed(["text"] * 1000)
     assert len(asked) < 1000
-
-
-@pytest.mark.parametrize(
-    ("told", "workers"), [("1", 1), ("3", 3), ("2,1", 2), ("64", MOST_WORKERS)]
-)
-def test_workers_are_those_that_the_environment_allows(
-    told: str, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", told)
-    assert cpu_workers() == workers
-
-
-@pytest.mark.parametrize("told", ["", "0", "many"])
-def test_workers_without_a_word_are_the_cores(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", told)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 5}, raising=False)
-    assert cpu_workers() == 3
 
 
 def test_an_exported_folder_runs_on_the_cpu_alone() -> None:

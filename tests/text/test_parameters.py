@@ -22,7 +22,8 @@ from privsyn_flower.text.models.parameters import (
     unpack_parameters,
 )
 from privsyn_flower.text.models.pretrained import ModelUnavailableError
-from tests.text.conftest import SENTENCES, make_tokenizer
+from tests.rigs.models import gpt2  # noqa: F401
+from tests.text.conftest import SENTENCES
 
 SHAPES = {"a.weight": (4, 6), "b.weight": (3,), "s": ()}
 UP, DOWN = np.ones((4, 2), np.float32), np.ones((2, 6), np.float32)
@@ -117,18 +118,6 @@ def adapter(base: Path, folder: Path, **options: Any) -> Any:
         return logits(model.merge_and_unload())
 
 
-@pytest.fixture(scope="module")
-def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A two-layer GPT-2, whose layers keep their weights transposed."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    folder = tmp_path_factory.mktemp("gpt2")
-    size = len(make_tokenizer(folder, masked=False))
-    config = GPT2Config(vocab_size=size, n_positions=50, n_embd=16, n_layer=2, n_head=2)
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("options", [{"target_modules": "all-linear"}, {"use_rslora": True}])
 def test_an_adapter_is_the_model_that_peft_merges(
     causal_folder: Path, tmp_path: Path, options: Any
@@ -146,12 +135,12 @@ def test_an_adapter_is_the_model_that_peft_merges(
     assert np.array_equal(logits(scorer.model), before)
 
 
-def test_an_adapter_of_transposed_layers(gpt2_folder: Path, tmp_path: Path) -> None:
-    want = adapter(gpt2_folder, tmp_path, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)
-    scorer = Scorer(gpt2_folder, "cpu")
-    with scorer.with_parameters(read_model(tmp_path, gpt2_folder)):
+def test_an_adapter_of_transposed_layers(gpt2: Path, tmp_path: Path) -> None:
+    want = adapter(gpt2, tmp_path, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)
+    scorer = Scorer(gpt2, "cpu")
+    with scorer.with_parameters(read_model(tmp_path, gpt2)):
         assert np.allclose(logits(scorer.model), want, atol=1e-5)
-    assert longest_sequence(gpt2_folder) == 50
+    assert longest_sequence(gpt2) == 64
 
 
 @pytest.mark.parametrize(
