@@ -1,14 +1,30 @@
-"""Mask-fill variation: counts, specials, the head on masked positions only, determinism."""
+"""Variations of a text: mask-fill's counts, specials and determinism; public neighbours; and what a
+language model is asked and made to say."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from privsyn_flower.text.variation import MaskFill, logits_at, mask_ranks
+from privsyn_flower.config import PeConfig, split_list
+from privsyn_flower.text import Variation
+from privsyn_flower.text.embedders import NgramEmbedder
+from privsyn_flower.text.generators import HuggingFaceGenerator
+from privsyn_flower.text.models.pretrained import decode
+from privsyn_flower.text.prompts import HEADING, expand_prompt
+from privsyn_flower.text.variation import (
+    Continue,
+    MaskFill,
+    Mixed,
+    Retrieval,
+    Rewrite,
+    logits_at,
+    mask_ranks,
+)
 
 from .conftest import SENTENCES
 
@@ -169,8 +185,6 @@ def test_texts_are_varied_and_empty_ones_kept(variation: MaskFill) -> None:
 
 def test_untouched_text_survives_the_round_trip(variation: MaskFill) -> None:
     """Decoding must not tidy: spaces before punctuation belong to the text."""
-    from privsyn_flower.text.models.pretrained import decode
-
     text = "A space , here ; don 't touch  it . <mask> stays"
     ids, own = variation._encode([text])
     assert decode(variation.tokenizer, ids[0][own[0]].tolist()) == text
@@ -215,3 +229,175 @@ def test_workers_side_by_side_fill_as_one_does(
         monkeypatch.setenv("OMP_NUM_THREADS", str(workers))
         found.append(variation.vary(texts, np.random.default_rng(4)))
     assert found[0] == found[1] != texts
+
+
+POOL = [
+    f"public text {i} about {'tea' if i % 2 else 'arrays'} and {i * 37 % 101}" for i in range(60)
+]
+EMBEDDER = NgramEmbedder(64)
+ROWS = EMBEDDER.embed(POOL)
+
+
+def nearest(text: str, k: int) -> list[str]:
+    """The k nearest pool texts other than `text`, one by one."""
+    query = EMBEDDER.embed([text])[0]
+    ranked = sorted(range(len(POOL)), key=lambda i: (-float(query @ ROWS[i]), i))
+    return [POOL[i] for i in ranked if POOL[i] != text][:k]
+
+
+def test_draws_every_neighbour_and_never_the_text_itself() -> None:
+    variation = Retrieval(POOL, ROWS, EMBEDDER, neighbors=5)
+    for text in (POOL[3], POOL[10], "a stranger about tea and 42"):
+        varied = variation.vary([text] * 400, np.random.default_rng(0))
+        assert text not in varied
+        assert set(varied) == set(nearest(text, 5))
+        counts = [varied.count(t) for t in set(varied)]
+        assert min(counts) > 50, "neighbours are drawn uniformly"
+
+
+def test_repeated_pool_texts_count_once() -> None:
+    pool = [*POOL, POOL[3], POOL[3]]
+    variation = Retrieval(pool, EMBEDDER.embed(pool), EMBEDDER, neighbors=2)
+    varied = variation.vary([POOL[3]] * 50, np.random.default_rng(0))
+    assert set(varied) == set(nearest(POOL[3], 2))
+
+
+def test_one_neighbour_is_the_nearest() -> None:
+    variation = Retrieval(POOL, ROWS, EMBEDDER, neighbors=1)
+    varied = variation.vary(POOL, np.random.default_rng(0))
+    assert varied == [nearest(text, 1)[0] for text in POOL]
+
+
+def test_blocks_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    variation = Retrieval(POOL, ROWS, EMBEDDER, neighbors=8)
+    texts = [*POOL[:20], "a stranger", "another stranger", "a stranger"]
+    whole = variation.vary(texts, np.random.default_rng(4))
+    monkeypatch.setattr("privsyn_flower.text.variation.BLOCK_VALUES", 150)
+    assert variation.vary(texts, np.random.default_rng(4)) == whole
+    assert variation.vary(texts, np.random.default_rng(5)) != whole
+    assert variation.vary([], np.random.default_rng(4)) == []
+
+
+def test_pool_texts_are_not_embedded_again() -> None:
+    class Counting(NgramEmbedder):
+        seen: ClassVar[list[str]] = []
+
+        def embed(self, texts: Sequence[str]) -> np.ndarray:
+            self.seen += texts
+            return super().embed(texts)
+
+    embedder = Counting(64)
+    variation = Retrieval(POOL, ROWS, embedder, neighbors=3)
+    variation.vary([POOL[0], "new", "new", POOL[1]], np.random.default_rng(0))
+    assert embedder.seen == ["new"]
+
+
+@pytest.mark.parametrize("neighbors", [0, 60, 100])
+def test_neighbour_bounds(neighbors: int) -> None:
+    with pytest.raises(ValueError, match=rf"retrieval-neighbors = {neighbors}.*\[1, 59\]"):
+        Retrieval(POOL, ROWS, EMBEDDER, neighbors)
+    for few in (0, 1):
+        with pytest.raises(ValueError, match=r"nothing to retrieve .*data\.public-path"):
+            Retrieval(POOL[:few], ROWS[:few], EMBEDDER, neighbors)
+
+
+def test_wrong_embeddings() -> None:
+    with pytest.raises(ValueError, match=r"\(59, 64\), expected \(60, 64\)"):
+        Retrieval(POOL, ROWS[:-1], EMBEDDER, 3)
+    broken = ROWS.copy()
+    broken[0, 0] = np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        Retrieval(POOL, broken, EMBEDDER, 3)
+
+
+class Tag:
+    """An infiller that signs its texts."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+
+    def vary(self, texts: Sequence[str], rng: np.random.Generator) -> list[str]:
+        return [f"{self.tag}:{text}" for text in texts]
+
+
+def test_mixed_picks_per_text_and_keeps_the_order() -> None:
+    texts = [str(i) for i in range(2000)]
+    varied = Mixed(Tag("a"), Tag("b"), share=0.3).vary(texts, np.random.default_rng(0))
+    assert [text.partition(":")[2] for text in varied] == texts
+    assert sum(text.startswith("a:") for text in varied) == pytest.approx(600, abs=80)
+    assert varied == Mixed(Tag("a"), Tag("b"), 0.3).vary(texts, np.random.default_rng(0))
+    for share, tag in ((0.0, "b"), (1.0, "a")):
+        only = Mixed(Tag("a"), Tag("b"), share).vary(texts, np.random.default_rng(0))
+        assert {text[0] for text in only} == {tag}
+    with pytest.raises(ValueError, match=r"retrieval-share = 1\.5"):
+        Mixed(Tag("a"), Tag("b"), 1.5)
+
+
+class Answering:
+    """A generator that answers by a function of the prompt, and notes what it was told."""
+
+    def __init__(self, answer: Callable[[str], str]) -> None:
+        self.answer, self.asked = answer, list[str]()
+        self.adapter: Path | None = Path("an adapter of before")
+
+    def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
+        assert n == 1 and self.adapter is None
+        self.asked += prompts
+        return [[self.answer(prompt)] for prompt in prompts]
+
+    def use_adapter(self, folder: Path | None) -> None:
+        self.adapter = folder
+
+    def rest(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(3)
+
+
+def test_a_rewrite_is_asked_for_in_a_drawn_style() -> None:
+    generator = Answering(lambda prompt: f" New:\n\n{prompt} ")
+    method = Rewrite(generator, "Say {style}: {text}", ["aloud", "softly"], min_words=1)
+    assert isinstance(method, Variation)
+    texts = ["one  two\nthree", "a {style} of {text}"] * 20
+    found = method.vary(texts, rng())
+    styles = [("aloud", "softly")[i] for i in rng().integers(2, size=40)]
+    lines = [" ".join(text.split()) for text in texts]
+    assert generator.asked == [f"Say {s}: {line}" for s, line in zip(styles, lines, strict=True)]
+    assert found == [f"New: {prompt}" for prompt in generator.asked]
+    assert set(styles) == {"aloud", "softly"}
+
+
+def test_a_short_answer_leaves_the_text_and_a_long_one_is_cut() -> None:
+    generator = Answering(lambda prompt: "no" if "first" in prompt else "one two three four five")
+    method = Rewrite(generator, "{text}", min_words=2, max_words=4)
+    assert method.vary(["the first", "the second"], rng()) == ["the first", "one two three four"]
+    assert method.vary([], rng()) == []
+
+
+def test_a_continuation_is_the_next_of_a_list() -> None:
+    generator = Answering(lambda _: f"Words that follow\nit.\n{HEADING} 3\nMore")
+    found = Continue(generator, min_words=2).vary(["a text"], rng())
+    assert generator.asked == [expand_prompt(["a text"])]
+    assert found == ["Words that follow it."]
+    assert Continue(generator, min_words=9).vary(["a text"], rng()) == ["a text"]
+
+
+def test_the_shipped_instruction_is_one() -> None:
+    config = PeConfig(variation="rewrite")
+    generator = Answering(lambda prompt: prompt)
+    [found] = Rewrite(generator, config.rewrite, split_list(config.styles)).vary(["My text"], rng())
+    assert found.endswith(": My text") and "{" not in found
+    with pytest.raises(ValueError, match=r"must hold \{text\}"):
+        Rewrite(generator, "Again")
+
+
+def test_a_local_model_varies_and_repeats_itself(causal_folder: Path) -> None:
+    generator = HuggingFaceGenerator(causal_folder, max_tokens=8, device="cpu", progress=False)
+    method = Rewrite(generator, "Again: {text}", min_words=1, max_words=5)
+    texts = ["A short text about tea.", "Another one."]
+    one, two = method.vary(texts, rng()), method.vary(texts, rng())
+    assert one == two != texts
+    assert all(1 <= len(text.split()) <= 5 for text in one)
