@@ -12,7 +12,6 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from privsyn_flower.common.arrays import F32
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.text.conditions import (
     MAX_SOURCE,
@@ -24,10 +23,15 @@ from privsyn_flower.text.conditions import (
     prompt,
 )
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models.batches import IGNORED, decoder_start, pad_rows, within_budget
-from privsyn_flower.text.models.decoding import Seq2SeqBatch
+from privsyn_flower.text.models.batches import (
+    IGNORED,
+    decoder_start,
+    pad_rows,
+    seq2seq_inputs,
+    within_budget,
+)
 from privsyn_flower.text.models.devices import one_worker
-from privsyn_flower.text.models.pretrained import model_config
+from privsyn_flower.text.models.pretrained import SEQ2SEQ, model_config
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +53,7 @@ class ConditionalLM(HuggingFaceGenerator):
     """
 
     key = KEY
+    ahead = 1  # places from a token's logits to the token: a causal model's are of the next one
 
     @named_as_arguments
     def __init__(
@@ -83,7 +88,8 @@ class ConditionalLM(HuggingFaceGenerator):
             labels = inputs.pop("labels")
             with one_worker(), torch.inference_mode():
                 logits = self.model(**inputs, use_cache=False).logits
-                total += sum(mean_losses(*self._aligned(logits, labels)))
+                told = logits[:, : logits.shape[1] - self.ahead]
+                total += sum(mean_losses(told, labels[:, self.ahead :]))
         return total / len(pairs)
 
     @property
@@ -106,12 +112,6 @@ class ConditionalLM(HuggingFaceGenerator):
             row[: len(source)] = IGNORED
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
-    def _aligned(
-        self, logits: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits, and the labels that they are about: a causal model's are of the next token."""
-        return logits[:, :-1], labels[:, 1:]
-
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         most = min(self.max_source, self._context - self.max_tokens)
         return encode_prompts(self.tokenizer, [prompt(one) for one in prompts], most)
@@ -124,7 +124,8 @@ class Seq2SeqLM(ConditionalLM):
     released code, else from the model's own start.
     """
 
-    auto_class = "AutoModelForSeq2SeqLM"
+    auto_class = SEQ2SEQ
+    ahead = 0
 
     @property
     def first(self) -> int:
@@ -138,29 +139,12 @@ class Seq2SeqLM(ConditionalLM):
 
     def collate(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """As for a causal model: the decoder is taught the text's tokens and its end."""
-        ids, mask = pad_rows([source for source, _ in rows], 0)
-        labels, there = pad_rows([target for _, target in rows], 0)
-        read, _ = pad_rows([[self.first, *target[:-1]] for _, target in rows], 0)
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "decoder_input_ids": read,
-            "labels": labels.masked_fill(there == 0, IGNORED),
-        }
-
-    def _aligned(
-        self, logits: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return logits, labels
+        sources, targets = zip(*rows, strict=True)
+        return seq2seq_inputs(sources, targets, self.first)
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """The encoder has room of its own, and reads the tokenizer's special tokens."""
         return encode_sources(self.tokenizer, prompts, min(self.max_source, self._context))
-
-    def _batch(
-        self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32
-    ) -> list[tuple[str, int]]:
-        return Seq2SeqBatch(self, prompts, copies, uniforms, self.first).run()
 
 
 def open_conditional(model: str | os.PathLike[str], **options: Any) -> ConditionalLM:

@@ -24,6 +24,7 @@ from privsyn_flower.text.models.adapters import attach, base_of, check_adapter, 
 from privsyn_flower.text.models.decoding import (
     STOP_EVERY,
     CausalBatch,
+    Seq2SeqBatch,
     banned_tokens,
     cache_argument,
     check_sampling,
@@ -213,6 +214,11 @@ class HuggingFaceGenerator:
         self._closed = True
         empty_cache(self.device)
 
+    @property
+    def first(self) -> int | None:
+        """The token that an encoder-decoder's decoder starts from; None of a causal model."""
+        return None
+
     def _load(self) -> Any:
         return load_model(self.auto_class, self._name, self.key, self.device, self._dtype)
 
@@ -230,7 +236,9 @@ class HuggingFaceGenerator:
         self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32
     ) -> list[tuple[str, int]]:
         """Completions of prompts of similar length, one after another, and their tokens."""
-        return CausalBatch(self, prompts, copies, uniforms).run()
+        if self.first is None:
+            return CausalBatch(self, prompts, copies, uniforms).run()
+        return Seq2SeqBatch(self, prompts, copies, uniforms, self.first).run()
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         if not len(prompts):

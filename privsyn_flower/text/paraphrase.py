@@ -20,7 +20,7 @@ import numpy as np
 
 from privsyn_flower.common.arrays import F32, I64
 from privsyn_flower.text.generators import KEY, HuggingFaceGenerator
-from privsyn_flower.text.models.decoding import Seq2SeqBatch, choose_tokens
+from privsyn_flower.text.models.decoding import choose_tokens
 from privsyn_flower.text.models.pretrained import SEQ2SEQ, model_config
 
 if TYPE_CHECKING:
@@ -135,20 +135,18 @@ class Seq2SeqParaphraser(Paraphraser):
         super().__init__(model, thinking_tag="", **options)
         self.tokenizer.truncation_side = "left"  # the end of the prompt says what to do
         self._longest = min(int(self.tokenizer.model_max_length), LONGEST)
-        self._start = int(self.model.config.decoder_start_token_id)
+
+    @property
+    def first(self) -> int:
+        return int(self.model.config.decoder_start_token_id)
 
     def after(self, prompt: str, prefix: list[int]) -> torch.Tensor:
         import torch
 
-        written = torch.tensor([[self._start, *prefix]], device=self.device)
+        written = torch.tensor([[self.first, *prefix]], device=self.device)
         read = torch.tensor(self._encode([prompt]), device=self.device)
         logits: torch.Tensor = self.model(input_ids=read, decoder_input_ids=written).logits[0]
         return logits
-
-    def _batch(
-        self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32
-    ) -> list[tuple[str, int]]:
-        return Seq2SeqBatch(self, prompts, copies, uniforms, self._start).run()
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """The end of each prompt, as much as the encoder takes."""

@@ -171,26 +171,19 @@ def decoder_start(tokenizer: Any, config: Any) -> int:
     raise ValueError(f"{config.name_or_path!r} names no decoder_start_token_id")
 
 
-def decoder_logits(
-    model: Any,
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    first: int,
-    least: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (n, l, v) of the targets' tokens, and these as labels (n, l), IGNORED in padding.
+def seq2seq_inputs(
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], first: int, least: int = 0
+) -> dict[str, torch.Tensor]:
+    """An encoder-decoder's inputs, and the targets' tokens as labels (n, l), IGNORED in padding.
 
     The encoder reads the sources, padded to `least` tokens; the decoder `first` and the target's
     tokens but the last.
     """
-    device = model.device
-    ids, mask = (part.to(device) for part in pad_rows(sources, 0, least))
-    wanted, there = (part.to(device) for part in pad_rows(targets, 0))
+    ids, mask = pad_rows(sources, 0, least)
+    wanted, there = pad_rows(targets, 0)
     read, _ = pad_rows([[first, *target[:-1]] for target in targets], 0)
-    logits = model(
-        input_ids=ids, attention_mask=mask, decoder_input_ids=read.to(device), use_cache=False
-    ).logits
-    return logits, wanted.masked_fill(there == 0, IGNORED)
+    labels = wanted.masked_fill(there == 0, IGNORED)
+    return {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": read, "labels": labels}
 
 
 def seq2seq_loss(
@@ -201,7 +194,10 @@ def seq2seq_loss(
     import torch
 
     sources, targets = [ids[:n] for ids, n in rows], [ids[n:] for ids, n in rows]
-    logits, labels = decoder_logits(model, sources, targets, first, least)
+    inputs = seq2seq_inputs(sources, targets, first, least)
+    inputs = {name: part.to(model.device) for name, part in inputs.items()}
+    labels = inputs.pop("labels")
+    logits = model(**inputs, use_cache=False).logits
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED
     )

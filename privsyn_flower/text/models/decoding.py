@@ -197,6 +197,7 @@ class Sampler(Protocol):
     key: str  # of the configuration, named in errors
     model: Any
     device: str
+    takes_positions: bool  # whether a causal model is told them
 
     def choose(self, logits: torch.Tensor, uniforms: F32, seen: I64 | None = None) -> I64:
         """(r, v), (r,), tokens of each completion so far (r, t) -> (r,) drawn tokens."""
@@ -209,12 +210,6 @@ class Sampler(Protocol):
 
     def text(self, tokens: I64) -> str:
         """Tokens of one completion -> its text."""
-
-
-class CausalSampler(Sampler, Protocol):
-    """A generator that goes on from prompts. takes_positions: whether its model is told them."""
-
-    takes_positions: bool
 
     def forward(
         self, ids: torch.Tensor, attention: torch.Tensor, positions: torch.Tensor, cache: Any
@@ -296,14 +291,13 @@ class CausalBatch(_Batch):
     """Prompts (ids) of similar length, after which a causal model goes on."""
 
     def __init__(
-        self, owner: CausalSampler, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32
+        self, owner: Sampler, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32
     ) -> None:
         import torch
         from transformers import StaticCache
         from transformers.cache_utils import StaticLayer
 
         super().__init__(owner, copies, uniforms)
-        self.owner: CausalSampler = owner
         self.length = max(len(ids) for ids in prompts)
         steps = uniforms.shape[1]
         # Allocated once: a growing cache is copied whole at every step (30 % slower on a CPU).
