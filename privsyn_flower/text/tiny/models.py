@@ -15,9 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from privsyn_flower.common.files import build_folder
 from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
+from privsyn_flower.text.models.packaged import PackagedModel
+from privsyn_flower.text.protocols import PublicText
 from privsyn_flower.text.tiny.assets import (
     RECIPES,
     Groups,
@@ -28,11 +32,6 @@ from privsyn_flower.text.tiny.assets import (
     recipe,
     tuning_recipe,
 )
-
-if TYPE_CHECKING:
-    from privsyn_flower.config import RunConfig
-    from privsyn_flower.text.models.packaged import PackagedModel
-    from privsyn_flower.text.protocols import PublicText
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -55,8 +54,6 @@ def ensure_model(
         from privsyn_flower.text.models.lstm import ensure_lstm
 
         return ensure_lstm(federation, config, progress)
-    from privsyn_flower.config import ConfigError
-
     root = Path(config.assets) if config.assets else None
     recipe(kind, config.models.train_steps)  # of a kind that there is
     name = str(getattr(config.models, kind))
@@ -78,10 +75,9 @@ def ensure_model(
     # Only docstrings know a minority; elsewhere the general text is all of it.
     corpora: dict[str, Groups] = {"downstream": [[text] for text in federation.public_general()]}
     corpora |= dict.fromkeys(RECIPES.keys() - corpora, federation.public_groups())
-    steps, seconds = config.models.train_steps, config.models.train_seconds
-    return train(
-        corpora, kind, _cache(config), steps=steps, budget_seconds=seconds, progress=progress
-    )
+    cache, steps = cache_folder(config) / "models", config.models.train_steps
+    seconds = config.models.train_seconds
+    return train(corpora, kind, cache, steps=steps, budget_seconds=seconds, progress=progress)
 
 
 def teach_conditions(
@@ -119,7 +115,6 @@ def tune(
     start: the model's folder. digest: its identity. The new folder's name is the hash of that, the
     texts, the recipe and the seed. Without public text it is `start` itself.
     """
-    from privsyn_flower.common.files import build_folder
     from privsyn_flower.text.tiny.tuning import tune_model
 
     groups, target = _tuned(start, digest, made_by, federation, config)
@@ -146,26 +141,17 @@ def _tuned(
         general = set(federation.public_general())
         groups = [own for group in groups if (own := [text for text in group if text in general])]
     key = content_key(groups, [made_by], TUNING_SEED, digest)
-    return groups, _cache(config) / f"{made_by.kind}-tuned-{key[:24]}" if groups else start
-
-
-def _cache(config: RunConfig) -> Path:
-    from privsyn_flower.config import cache_folder
-
-    return cache_folder(config) / "models"
+    made = cache_folder(config) / "models" / f"{made_by.kind}-tuned-{key[:24]}"
+    return groups, made if groups else start
 
 
 def private_packages(config: RunConfig) -> list[str]:
     """Whose text is private; none are known of other sources than docstrings."""
-    from privsyn_flower.config import split_list
-
     return split_list(config.data.private_packages) if config.data.source == "docstrings" else []
 
 
 def package_sides(config: RunConfig) -> dict[str, Sequence[str]]:
     """The run's public packages: general and minority; both empty for other sources."""
-    from privsyn_flower.config import split_list
-
     if config.data.source != "docstrings":
         return {"general": [], "minority": []}
     return {
@@ -190,8 +176,6 @@ def train(
     the kinds it builds upon. The folder's name is the hash of texts, recipes and seed; it
     appears at once, complete, and two processes do not make it twice.
     """
-    from privsyn_flower.common.files import build_folder
-
     lineage = [kind]
     while (before := _AFTER[lineage[-1]]) is not None:
         lineage.append(before)

@@ -35,6 +35,7 @@ from privsyn_flower.text.tiny.assets import TEXT_TOKENS, Groups, Recipe
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 MOMENTUM = 0.95
 DECAY = 0.05
+GRADIENT_NORM = 1.0  # of all gradients together, at most
 
 
 class TinyOptimizer:
@@ -78,11 +79,6 @@ def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
         x = a * x + (b * gram + c * gram @ gram) @ x
     result: torch.Tensor = x.T if tall else x
     return result
-
-
-def clip_gradients(parameters: Sequence[Any], bound: float = 1.0) -> None:
-    """Scale all gradients jointly to an L2 norm of at most `bound`."""
-    torch.nn.utils.clip_grad_norm_(parameters, bound)
 
 
 def linear_schedule(done: float, warm_up: float, decay_from: float) -> float:
@@ -133,7 +129,10 @@ def train_model(
         torch.manual_seed(seed)
         model = _model(recipe, init)
     rng = seeded(seed, recipe.kind, "training")
-    rows = _rows(groups, recipe, tokenizer, rng)
+    # No more than the training will read: tokenising the rest would be waste.
+    shortest = {"conditional": 40, "generator": 80}.get(recipe.kind, 20)  # tokens of an example
+    most = 2 + recipe.steps * recipe.batch_tokens // shortest
+    rows = example_rows(groups, recipe.kind, tokenizer, most, recipe.context, rng)
     with one_worker():
         loss = _loss(model, recipe, seed)
         report = _fit(model, rows, loss, recipe, rng, budget_seconds, progress)
@@ -240,34 +239,21 @@ def _masked_model(recipe: Recipe, init: Path | None, common: dict[str, Any]) -> 
     return model
 
 
-def _rows(groups: Groups, recipe: Recipe, tokenizer: Any, rng: np.random.Generator) -> Rows:
-    """The training examples, in an order that `rng` drew."""
-    # No more than the training will read: tokenising the rest would be waste.
-    shortest = {"conditional": 40, "generator": 80}.get(recipe.kind, 20)  # tokens of an example
-    most = 2 + recipe.steps * recipe.batch_tokens // shortest
-    return example_rows(groups, recipe.kind, tokenizer, most, recipe.context, rng)
-
-
 def example_rows(
     groups: Groups, kind: str, tokenizer: Any, most: int, longest: int, rng: np.random.Generator
 ) -> Rows:
     """At most `most` examples of a kind of model, in an order that `rng` drew. longest: tokens of
     the model's context."""
     if kind == "conditional":
-        return pair_rows(groups, tokenizer, most, rng)
+        pairs = public_pairs(groups, seed=int(rng.integers(1 << 31)))
+        chosen = [pairs[i] for i in rng.permutation(len(pairs))[:most]]
+        return encode_pairs(tokenizer, chosen, TEXT_TOKENS)
     if kind == "generator":
         texts, length = [expand_prompt(run) for run in expand_runs(groups, rng)], longest
     else:
         texts, length = list(chain.from_iterable(groups)), min(TEXT_TOKENS, longest)
     picked = [texts[i] for i in rng.permutation(len(texts))[:most]]
     return [(row, 1) for row in encode(tokenizer, picked, length) if len(row) > 2]
-
-
-def pair_rows(groups: Groups, tokenizer: Any, most: int, rng: np.random.Generator) -> Rows:
-    """At most `most` pairs of a condition and a public text, in an order that `rng` drew."""
-    pairs = public_pairs(groups, seed=int(rng.integers(1 << 31)))
-    chosen = [pairs[i] for i in rng.permutation(len(pairs))[:most]]
-    return encode_pairs(tokenizer, chosen, TEXT_TOKENS)
 
 
 def expand_runs(groups: Groups, rng: np.random.Generator) -> list[list[str]]:
@@ -292,16 +278,22 @@ def _loss(model: Any, recipe: Recipe, seed: int) -> Loss:
     generator = torch.Generator().manual_seed(seed)
 
     def masked_loss(ids: torch.Tensor, mask: torch.Tensor, _: list[int]) -> torch.Tensor:
-        hidden = torch.rand(ids.shape, generator=generator) < recipe.mask_share
-        hidden &= ids >= len(SPECIAL)
-        if not hidden.any():
-            hidden[0, 0] = True  # a batch without ordinary tokens: predict its first one
+        hidden = hide_tokens(ids >= len(SPECIAL), recipe.mask_share, generator)
         seen = ids.masked_fill(hidden, MASK)
         states = model.model(input_ids=seen, attention_mask=mask).last_hidden_state
         logits = model.decoder(model.head(states[hidden]))
         return torch.nn.functional.cross_entropy(logits, ids[hidden])
 
     return masked_loss
+
+
+def hide_tokens(ordinary: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
+    """Which of the ordinary tokens (n, l) a masked model is to predict; of none, the first one."""
+    hidden = torch.rand(ordinary.shape, generator=generator) < share
+    hidden &= ordinary
+    if not hidden.any():
+        hidden[0, 0] = True
+    return hidden
 
 
 def _endless(rows: Rows, budget: int, rng: np.random.Generator) -> Iterator[Batch]:
@@ -344,7 +336,7 @@ def _fit(
         ids, mask, leading = next(batches)
         loss = loss_of(ids, mask, leading)
         loss.backward()  # type: ignore[no-untyped-call]
-        clip_gradients(list(model.parameters()))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
         optimizer.step(linear_schedule(done + 1 / recipe.steps, recipe.warm_up, recipe.decay_from))
         tokens += int(mask.sum())
         losses.append(loss.item())

@@ -33,10 +33,11 @@ from privsyn_flower.text.models.parameters import longest_sequence
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.tiny.assets import Groups, TuningRecipe
 from privsyn_flower.text.tiny.training import (
+    GRADIENT_NORM,
     Batch,
     Rows,
-    clip_gradients,
     example_rows,
+    hide_tokens,
     one_pass,
 )
 
@@ -137,10 +138,7 @@ class _Tuning:
         if self.recipe.kind != "infiller":
             loss = causal_loss(self.model, ids.to(self.device), mask.to(self.device), leading)
             return loss, int((causal_labels(ids, mask, leading) != IGNORED).sum())
-        hidden = torch.rand(ids.shape, generator=noise) < self.recipe.mask_share
-        hidden &= ~torch.isin(ids, self.special)
-        if not hidden.any():
-            hidden[0, 0] = True  # a batch without ordinary tokens: predict its first one
+        hidden = hide_tokens(~torch.isin(ids, self.special), self.recipe.mask_share, noise)
         seen = ids.masked_fill(hidden, self.tokenizer.mask_token_id).to(self.device)
         logits = self.model(input_ids=seen, attention_mask=mask.to(self.device)).logits
         targets = ids[hidden].to(self.device)
@@ -217,7 +215,7 @@ class _Tuning:
         self.model.train()
         optimizer.param_groups[0]["lr"] = self.recipe.learning_rate * share
         self.loss(batch, noise)[0].backward()  # type: ignore[no-untyped-call]
-        clip_gradients(list(self.model.parameters()))
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
