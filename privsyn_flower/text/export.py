@@ -63,11 +63,13 @@ def export_embedder(name: str, folder: Path, *, int8: bool = False) -> dict[str,
         raise ExportError(f"{name!r} is an exported folder already: {source}")
     if folder.exists():
         raise FileExistsError(f"{folder} is there already: name another folder, or remove it")
+    if not (source / TOKENIZER).is_file():
+        raise ExportError(f"{source} has no {TOKENIZER}, which a device without torch needs")
     exact = SentenceEmbedder(source, device="cpu", progress=False)
-    tokens = _longest(exact)
+    tokens = int(getattr(exact.model, "max_seq_length", None) or 512)
 
     def fill(target: Path) -> None:
-        shutil.copyfile(_tokenizer(source), target / TOKENIZER)
+        shutil.copyfile(source / TOKENIZER, target / TOKENIZER)
         # Weights in a file of their own are mapped, not read: 76 MB less of memory for MiniLM.
         write_graph(exact, target / GRAPH, tokens, beside=not int8)
         if int8:
@@ -221,23 +223,9 @@ def _forget_origin(path: Path) -> None:
     import onnx
 
     model = onnx.load(path, load_external_data=False)
-    for part in (model, model.graph, *model.graph.node, *model.graph.input, *model.graph.output):
+    graph = model.graph
+    for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
-    for entry in model.graph.initializer:
-        entry.ClearField("doc_string")
-        entry.ClearField("metadata_props")
-    model.graph.ClearField("value_info")
+    graph.ClearField("value_info")
     onnx.save(model, str(path))
-
-
-def _longest(exact: SentenceEmbedder) -> int:
-    longest = getattr(exact.model, "max_seq_length", None)
-    return int(longest or 512)
-
-
-def _tokenizer(source: Path) -> Path:
-    path = source / TOKENIZER
-    if not path.is_file():
-        raise ExportError(f"{source} has no {TOKENIZER}, which a device without torch needs")
-    return path

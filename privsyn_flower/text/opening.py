@@ -51,7 +51,7 @@ class ReplicatedGenerator:
         self._under_way = [0] * len(replicas)
         self._gone: dict[int, float] = {}  # place -> when it was found gone
         self._adapter: Path | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for at, replica in enumerate(self.replicas):
             replica.moves_on = functools.partial(self._others, at)
 
@@ -109,11 +109,7 @@ class ReplicatedGenerator:
     def _others(self, at: int) -> bool:
         """Whether any other server is there."""
         with self._lock:
-            return self._is_there_another(at)
-
-    def _is_there_another(self, at: int) -> bool:
-        """The same, under the lock."""
-        return any(i != at and i not in self._gone for i in range(len(self.replicas)))
+            return any(i != at and i not in self._gone for i in range(len(self.replicas)))
 
     def _somewhere(self, ask: Callable[[OpenAIGenerator], Result]) -> Result:
         """What `ask` makes of the least busy server, or of another one when that fails."""
@@ -139,7 +135,7 @@ class ReplicatedGenerator:
         if (error.status and error.status not in RETRIED) or self.replicas[at].client.closed:
             return False
         with self._lock:  # of servers that fail together the last one stays, with its error
-            if not self._is_there_another(at):
+            if not self._others(at):
                 return False
             known = at in self._gone
             self._gone[at] = time.monotonic()

@@ -184,13 +184,9 @@ def import_bertopic(folder: Path, embedder: str) -> TopicModel:
     the folder was made with, which its files do not tell. Raises ValueError on files that are
     missing, damaged, or do not fit.
     """
-    path = folder / "topic_infos.json"
-    words = _bertopic_words(_read_json(path), path)
-    rows = _tensor(
-        _read(folder / "topic_embeddings.safetensors"),
-        "topic_embeddings",
-        folder / "topic_embeddings.safetensors",
-    )
+    listed, vectors = folder / "topic_infos.json", folder / "topic_embeddings.safetensors"
+    words = _bertopic_words(_read_json(listed), listed)
+    rows = _tensor(_read(vectors), "topic_embeddings", vectors)
     outliers = len(rows) - len(words)
     if sorted(words) != list(range(len(words))) or outliers not in (0, 1):
         raise ValueError(
@@ -201,7 +197,7 @@ def import_bertopic(folder: Path, embedder: str) -> TopicModel:
     wide = rows[outliers:].astype(np.float64)  # (m, d)
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
     if not (norms > 0).all() or not np.isfinite(norms).all():
-        raise _damaged(folder / "topic_embeddings.safetensors", "a row is zero or not finite")
+        raise _damaged(vectors, "a row is zero or not finite")
     keywords = tuple(words[number] for number in range(len(words)))
     return TopicModel((wide / norms).astype(np.float32), keywords, embedder)
 

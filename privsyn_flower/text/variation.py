@@ -360,14 +360,13 @@ class Rewrite:
         styles = [""] * len(texts)
         if self.styles:
             styles = [self.styles[i] for i in rng.integers(len(self.styles), size=len(texts))]
-        prompts = [self._prompt(text, style) for text, style in zip(texts, styles, strict=True)]
+        prompts = [  # the style first: a text may hold the word {style}
+            self.instruction.replace(STYLE, style).replace(TEXT, " ".join(text.split()))
+            for text, style in zip(texts, styles, strict=True)
+        ]
         found = _completed(self.generator, prompts, rng)
         read = (" ".join(one.split()) for one in found)
         return _usable(texts, read, self.min_words, self.max_words)
-
-    def _prompt(self, text: str, style: str) -> str:
-        # The style first: a text may hold the word {style}.
-        return self.instruction.replace(STYLE, style).replace(TEXT, " ".join(text.split()))
 
 
 class Continue:

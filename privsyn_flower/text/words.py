@@ -27,7 +27,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,7 @@ def word_frequencies(groups: Iterable[Iterable[str]]) -> Frequencies:
     classes = 0
     for texts in groups:
         classes += 1
-        for text in texts:
-            counts.update(words_of(text))
+        counts.update(_words_in(texts))
     return Frequencies(counts, counts.total() / max(1, classes))
 
 
@@ -110,7 +109,7 @@ def class_words(groups: Sequence[Sequence[str]], count: int) -> list[tuple[str, 
     texts are cut into words twice.
     """
     frequencies = word_frequencies(groups)
-    return [_heaviest(_word_counts(texts), frequencies, count) for texts in groups]
+    return [_heaviest(_words_in(texts), frequencies, count) for texts in groups]
 
 
 def text_words(text: str, frequencies: Frequencies, count: int) -> tuple[str, ...]:
@@ -118,18 +117,15 @@ def text_words(text: str, frequencies: Frequencies, count: int) -> tuple[str, ..
 
     frequencies: of the texts that it is one of, each a class (`word_frequencies`).
     """
-    return _heaviest(_word_counts([text]), frequencies, count)
+    return _heaviest(words_of(text), frequencies, count)
 
 
-def _word_counts(texts: Iterable[str]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(words_of(text))
-    return counts
+def _words_in(texts: Iterable[str]) -> Iterator[str]:
+    return chain.from_iterable(map(words_of, texts))
 
 
-def _heaviest(counts: Counter[str], frequencies: Frequencies, count: int) -> tuple[str, ...]:
-    weights = {word: number * frequencies.weight(word) for word, number in counts.items()}
+def _heaviest(words: Iterable[str], frequencies: Frequencies, count: int) -> tuple[str, ...]:
+    weights = {word: number * frequencies.weight(word) for word, number in Counter(words).items()}
     return tuple(sorted(weights, key=lambda word: (-weights[word], word))[:count])
 
 

@@ -69,7 +69,8 @@ def fit(
     with quiet(), untouched_randomness(), responses_only(setting.device), one_worker():
         trainer, base = _prepared(setting, tuning, pairs, start, checkpoints, seed)
         latest = latest_checkpoint(checkpoints)
-        with bar(setting.progress, "preference training", _steps(trainer, tuning)) as advance:
+        steps = tuning.epochs * math.ceil(len(trainer.train_dataset) / tuning.batch_size)
+        with bar(setting.progress, "preference training", steps) as advance:
             saving = SaveCallback(work, base, setting.save_seconds, advance, tuning.processes)
             trainer.add_callback(saving)
             trainer.train(resume_from_checkpoint=str(latest) if latest else None)
@@ -239,11 +240,6 @@ def _load(model: Any, start: Path, base: Base, tuning: Tuning) -> None:
             f"{tuning.lora_alpha}"
         )
     load_weights(model, start, base)
-
-
-def _steps(trainer: Any, tuning: Tuning) -> int:
-    """Optimiser steps of the whole training."""
-    return tuning.epochs * math.ceil(len(trainer.train_dataset) / tuning.batch_size)
 
 
 class SaveCallback(TrainerCallback):  # type: ignore[misc]
