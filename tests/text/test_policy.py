@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +10,16 @@ import pytest
 
 from privsyn_flower.text import HuggingFaceGenerator
 from privsyn_flower.text.models.adapters import WEIGHTS
-from privsyn_flower.text.preference.trainer import CHECKPOINTS, PreferenceTrainer
-from privsyn_flower.text.prompts import HEADING, expand_prompt
+from privsyn_flower.text.preference.trainer import CHECKPOINTS
+from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.protocols import Trained
+from tests.rigs.preference import (
+    generator,  # noqa: F401
+    killed_in_step,
+    token_logps,
+    trainer,
+)
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 ROWS = [
@@ -27,48 +27,25 @@ ROWS = [
     for word in ("Return", "quick", "senior")
     for text, advantage in ((f"{word} tea", 1.5), ("river fox near the array", -0.75))
 ]
-SETTINGS: dict[str, Any] = {
-    "method": "grpo", "section": "dp-rft", "device": "cpu", "learning_rate": 1e-2, "beta": 0.1,
-}  # fmt: skip
-
-
-def trainer(folder: Path, **changes: Any) -> PreferenceTrainer:
-    options = {"epochs": 1, "batch_size": 6, "progress": False, **SETTINGS, **changes}
-    return PreferenceTrainer(folder, **options)
-
-
-@pytest.fixture(scope="module")
-def generator(causal_folder: Path) -> HuggingFaceGenerator:
-    return HuggingFaceGenerator(causal_folder, max_tokens=8, device="cpu", progress=False)
+GRPO: dict[str, Any] = {"method": "grpo", "section": "dp-rft"}
 
 
 @pytest.fixture(scope="module")
 def first(causal_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """One step from the base, to look at and to go on from."""
     work = tmp_path_factory.mktemp("first")
-    (epoch,) = trainer(causal_folder).train(ROWS, start=None, work=work, seed=0)
+    (epoch,) = trainer(causal_folder, **GRPO).train(ROWS, start=None, work=work, seed=0)
     return epoch
 
 
-def token_logps(generator: HuggingFaceGenerator, adapter: Path | None) -> list[np.ndarray]:
-    """Of each completion with the next heading, by a plain forward pass without padding."""
-    generator.use_adapter(adapter)
-    found = []
-    for row in ROWS:
-        prompt = generator.tokenizer(row["prompt"])["input_ids"]
-        ids = generator.tokenizer(f"{row['prompt']}{row['completion']}\n{HEADING}")["input_ids"]
-        whole = torch.tensor([ids])
-        with torch.no_grad():
-            scores = generator.model(input_ids=whole).logits[0, :-1].log_softmax(-1)
-        found.append(scores.gather(1, whole[0, 1:, None])[len(prompt) - 1 :, 0].numpy())
-    generator.use_adapter(None)
-    return found
+def logps(generator: HuggingFaceGenerator, adapter: Path | None) -> list[np.ndarray]:
+    return token_logps(generator, adapter, ((row["prompt"], row["completion"]) for row in ROWS))
 
 
 def test_a_step_makes_the_rewarded_likelier(
     generator: HuggingFaceGenerator, first: Trained
 ) -> None:
-    before, after = token_logps(generator, None), token_logps(generator, first.adapter)
+    before, after = logps(generator, None), logps(generator, first.adapter)
     gains = np.array([new.mean() - old.mean() for old, new in zip(before, after, strict=True)])
     assert (gains[::2] > 0.01).all() and (gains[::2] - gains[1::2] > 0.01).all()
     # Every ratio is 1 and the reference is the policy: the loss is the mean advantage's negative.
@@ -81,9 +58,9 @@ def test_ratios_are_of_the_policy_that_wrote_and_kl_of_the_base(
     causal_folder: Path, generator: HuggingFaceGenerator, first: Trained, tmp_path: Path
 ) -> None:
     """A later round, with a rate too small to move, in micro-batches of other lengths."""
-    still = trainer(causal_folder, learning_rate=1e-12, beta=0.7, micro_batch_size=2)
+    still = trainer(causal_folder, **GRPO, learning_rate=1e-12, beta=0.7, micro_batch_size=2)
     (found,) = still.train(ROWS, start=first.adapter, work=tmp_path, seed=1)
-    now, base = token_logps(generator, first.adapter), token_logps(generator, None)
+    now, base = logps(generator, first.adapter), logps(generator, None)
     divergence = [np.exp(b - n) - (b - n) - 1 for n, b in zip(now, base, strict=True)]
     losses = [-row["advantage"] + 0.7 * kl.mean() for row, kl in zip(ROWS, divergence, strict=True)]
     assert found.metrics["loss"] == pytest.approx(np.mean(losses), abs=2e-4)
@@ -96,7 +73,7 @@ def test_what_is_clipped_moves_no_more(causal_folder: Path, tmp_path: Path) -> N
     options = {"batch_size": 1, "beta": 1e-9, "schedule": "constant"}
     ends = {}
     for clip in (0.05, 0.9):
-        tuner = trainer(causal_folder, clip=clip, **options)
+        tuner = trainer(causal_folder, **GRPO, clip=clip, **options)
         (ends[clip],) = tuner.train(rows, start=None, work=tmp_path / str(clip), seed=0)
     narrow, wide = (ends[clip].metrics for clip in (0.05, 0.9))
     assert narrow["clipped_last"] > 0.5 and wide["clipped_first"] == narrow["clipped_first"] == 0
@@ -110,23 +87,9 @@ def test_wrong_advantages(causal_folder: Path, tmp_path: Path, advantage: Any) -
     wrong = {name: value for name, value in (("advantage", advantage),) if value is not None}
     rows.append({"prompt": "a", "completion": "b", **wrong})
     with pytest.raises(ValueError, match="pair 1: 'advantage' must be a finite number"):
-        trainer(causal_folder).train(rows, start=None, work=tmp_path, seed=0)
+        trainer(causal_folder, **GRPO).train(rows, start=None, work=tmp_path, seed=0)
     with pytest.raises(ValueError, match="pair 0: 'completion' is missing or empty"):
-        trainer(causal_folder).train([{"prompt": "a"}], start=None, work=tmp_path, seed=0)
-
-
-KILLED = """
-import os, signal, sys, json, torch
-torch.set_num_threads(1)
-from pathlib import Path
-from privsyn_flower.text.preference import PreferenceTrainer
-job = json.loads(sys.argv[1])
-def progress(stage, done, total):
-    if done == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-PreferenceTrainer(Path(job["model"]), progress=progress, **job["settings"]).train(
-    job["rows"], start=Path(job["start"]), work=Path(job["work"]), seed=7)
-"""
+        trainer(causal_folder, **GRPO).train([{"prompt": "a"}], start=None, work=tmp_path, seed=0)
 
 
 @pytest.mark.slow
@@ -134,15 +97,11 @@ def test_a_killed_training_goes_on_to_the_same_bits(
     causal_folder: Path, first: Trained, tmp_path: Path
 ) -> None:
     """SIGKILL in step 2 of 3: the ratios of the third are still of the policy before the first."""
-    settings = {**SETTINGS, "epochs": 1, "batch_size": 2, "save_seconds": 0.0}
-    work = tmp_path / "killed"
-    job = {"model": str(causal_folder), "settings": settings, "rows": ROWS,
-           "start": str(first.adapter), "work": str(work)}  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", KILLED, json.dumps(job)], env=environment)
-    assert done.returncode == -signal.SIGKILL
+    options = {**GRPO, "batch_size": 2, "save_seconds": 0.0}
+    tuner, work = trainer(causal_folder, **options), tmp_path / "killed"
+    settings = {"device": "cpu", "learning_rate": 1e-2, "epochs": 1, "beta": 0.1, **options}
+    killed_in_step(2, causal_folder, settings, ROWS, first.adapter, work)
     assert [path.name for path in (work / CHECKPOINTS).iterdir()] == ["checkpoint-1"]
-    tuner = PreferenceTrainer(causal_folder, progress=False, **settings)
     (resumed,) = tuner.train(ROWS, start=first.adapter, work=work, seed=7)
     (whole,) = tuner.train(ROWS, start=first.adapter, work=tmp_path / "whole", seed=7)
     assert resumed.metrics == whole.metrics

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,13 @@ from privsyn_flower.text.preference.trainer import CHECKPOINTS, FINISHED, TASK, 
 from privsyn_flower.text.preference.tuning import EXPAND_ENDING, encode_pairs
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.protocols import Trained, Trainer
-from tests.rigs.preference import PAIRS, trainer
+from tests.rigs.preference import (
+    PAIRS,
+    generator,  # noqa: F401
+    killed_in_step,
+    token_logps,
+    trainer,
+)
 
 from .conftest import SENTENCES, make_tokenizer
 
@@ -30,11 +32,6 @@ pytest.importorskip("trl")
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "popri_preference_dataset.json"
 Pairs = Sequence[dict[str, str]]
-
-
-@pytest.fixture(scope="module")
-def generator(causal_folder: Path) -> HuggingFaceGenerator:
-    return HuggingFaceGenerator(causal_folder, max_tokens=8, device="cpu", progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +45,9 @@ def first(causal_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
 def logps(
     generator: HuggingFaceGenerator, adapter: Path | None, name: str, pairs: Pairs = PAIRS
 ) -> np.ndarray:
-    """(n,) log-probability of each response with the next heading, by a plain forward pass."""
-    generator.use_adapter(adapter)
-    rows = []
-    for pair in pairs:
-        prompt = generator.tokenizer(pair["prompt"])["input_ids"]
-        whole = generator.tokenizer(pair["prompt"] + pair[name] + "\n" + HEADING)["input_ids"]
-        ids = torch.tensor([whole])
-        with torch.no_grad():
-            scores = generator.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
-        picked = scores.gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
-        rows.append(picked.sum().item())
-    generator.use_adapter(None)
-    return np.array(rows)
+    """(n,) log-probability of each response with the next heading."""
+    responses = ((pair["prompt"], pair[name]) for pair in pairs)
+    return np.array([found.sum() for found in token_logps(generator, adapter, responses)])
 
 
 def log_ratios(generator: HuggingFaceGenerator, adapter: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -218,20 +205,6 @@ def test_nothing_is_touched_told_or_left(
     assert files == sorted([f"epoch-1/{CONFIG}", f"epoch-1/{WEIGHTS}", FINISHED, TASK])
 
 
-KILLED = """
-import os, signal, sys, json, torch
-torch.set_num_threads(1)
-from pathlib import Path
-from privsyn_flower.text.preference import PreferenceTrainer
-job = json.loads(sys.argv[1])
-def progress(stage, done, total):
-    if done == job["stop"]:
-        os.kill(os.getpid(), signal.SIGKILL)
-PreferenceTrainer(Path(job["model"]), progress=progress, **job["settings"]).train(
-    job["pairs"], start=None, work=Path(job["work"]), seed=7)
-"""
-
-
 @pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_bits(
     causal_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -240,11 +213,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(
     settings = {"device": "cpu", "learning_rate": 1e-2, "epochs": 2, "batch_size": 2,
                 "beta": 0.1, "save_seconds": 0.0}  # fmt: skip
     work = tmp_path / "killed"
-    job = {"model": str(causal_folder), "settings": settings, "pairs": PAIRS,
-           "work": str(work), "stop": 5}  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", KILLED, json.dumps(job)], env=environment)
-    assert done.returncode == -signal.SIGKILL
+    killed_in_step(5, causal_folder, settings, PAIRS, None, work)
     assert [path.name for path in (work / CHECKPOINTS).iterdir()] == ["checkpoint-4"]
     half = work / CHECKPOINTS / "checkpoint-5"  # as a kill in the middle of writing leaves it
     half.mkdir()

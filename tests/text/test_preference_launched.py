@@ -90,7 +90,7 @@ import sys
 from pathlib import Path
 from privsyn_flower.text.preference import launched
 from privsyn_flower.text.preference.tuning import Setting
-from tests.text.test_preference import trainer
+from tests.rigs.preference import trainer
 
 work = Path(sys.argv[1])
 lasting = [sys.executable, "-c", "import time; time.sleep(3600)", sys.argv[1]]
