@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from privsyn_flower.training.low_rank import initial_parameters
-from tests.text.conftest import causal_folder, in_one_thread, make_tokenizer  # noqa: F401 - fixtures
+from tests.text.conftest import (
+    causal_folder,  # noqa: F401
+    in_one_thread,
+    make_tokenizer,
+    save_random,
+)
 
 one_thread = pytest.fixture(autouse=True, scope="module", name="one_thread")(in_one_thread)
 
@@ -22,7 +27,6 @@ def folder(causal_folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT-2, whose linear layers are stored as (inputs, outputs), with dropout."""
-    import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     folder = tmp_path_factory.mktemp("gpt2")
@@ -31,10 +35,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64,
         bos_token_id=0, eos_token_id=1, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5,
     )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
+    return save_random(GPT2LMHeadModel, config, folder)
 
 
 def moved(folder: Path, seed: int = 0) -> dict[str, Any]:

@@ -54,10 +54,19 @@ def make_tokenizer(folder: Path, *, masked: bool, vocabulary: int = 600) -> Any:
     return tokenizer
 
 
+def save_random(kind: Any, config: Any, folder: Path) -> Path:
+    """A model of random weights, the same each time."""
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        kind(config).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def masked_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer RoBERTa with random weights and 8 more vocabulary rows than tokens."""
-    import torch
     from transformers import RobertaConfig, RobertaForMaskedLM
 
     folder = tmp_path_factory.mktemp("masked")
@@ -67,16 +76,12 @@ def masked_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         intermediate_size=64, max_position_embeddings=100, pad_token_id=1, bos_token_id=0,
         eos_token_id=2,
     )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        RobertaForMaskedLM(config).save_pretrained(folder)
-    return folder
+    return save_random(RobertaForMaskedLM, config, folder)
 
 
 @pytest.fixture(scope="session")
 def causal_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer Llama with random weights."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("causal")
@@ -86,7 +91,4 @@ def causal_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_key_value_heads=1, intermediate_size=64, max_position_embeddings=200,
         bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_random(LlamaForCausalLM, config, folder)

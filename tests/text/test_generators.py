@@ -14,7 +14,7 @@ from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.models.decoding import CACHES, STOP_EVERY, choose_tokens, shared_prefix
 from privsyn_flower.text.models.devices import map_batches
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
-from privsyn_flower.text.prompts import HEADING, expand, expand_prompt
+from privsyn_flower.text.prompts import HEADING, expand_prompt
 from privsyn_flower.text.protocols import Answering, Sampling
 
 from .conftest import SENTENCES, make_tokenizer
@@ -114,19 +114,25 @@ def test_a_model_without_a_cache_is_refused(
         HuggingFaceGenerator(causal_folder, device="cpu")
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "mistral", "qwen2"])
-def test_other_architectures(kind: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=["gpt2", "mistral", "qwen2"])
+def other(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> HuggingFaceGenerator:
     """Learned positions, a sliding window shorter than the prompt, biases."""
-    tokenizer = make_tokenizer(tmp_path, masked=False)
+    folder = tmp_path_factory.mktemp(request.param)
+    tokenizer = make_tokenizer(folder, masked=False)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        causal_models(len(tokenizer))[kind].save_pretrained(tmp_path)
-    generator = HuggingFaceGenerator(tmp_path, max_tokens=12, device="cpu", progress=False)
-    found = generator.complete(PROMPTS, 1, np.random.default_rng(5))
+        causal_models(len(tokenizer))[request.param].save_pretrained(folder)
+    return HuggingFaceGenerator(folder, max_tokens=12, device="cpu", progress=False)
+
+
+def test_other_architectures(other: HuggingFaceGenerator) -> None:
+    found = other.complete(PROMPTS, 1, np.random.default_rng(5))
     draws = np.random.default_rng(5).random((len(PROMPTS), 1, 12), dtype=np.float32)
     for prompt, rows, texts in zip(PROMPTS, draws, found, strict=True):
         if prompt:
-            assert texts == [plain_loop(generator, prompt, rows[0])]
+            assert texts == [plain_loop(other, prompt, rows[0])]
 
 
 def test_deterministic_and_independent_of_batches(
@@ -302,14 +308,6 @@ def test_errors_in_a_worker_reach_the_caller() -> None:
         torch.set_num_threads(1)
 
 
-def test_expand_with_a_model(generator: HuggingFaceGenerator) -> None:
-    """Seeds -> prompts -> completions -> distinct texts, the same again for the same rng."""
-    options = {"samples": 6, "min_words": 1, "progress": False}
-    texts = expand(SENTENCES, generator, rng=np.random.default_rng(0), **options)
-    assert len(set(texts)) == 6 and all(texts)
-    assert texts == expand(SENTENCES, generator, rng=np.random.default_rng(0), **options)
-
-
 def test_a_chat_template_frames_the_prompt(causal_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(causal_folder, tmp_path / "chat")
     tokenizer = load_tokenizer(tmp_path / "chat", "models.generator")
@@ -334,35 +332,29 @@ def test_a_chat_template_frames_the_prompt(causal_folder: Path, tmp_path: Path) 
         HuggingFaceGenerator(causal_folder, chat=True, **options)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "mistral", "qwen2"])
 def test_a_prefix_that_prompts_share_is_read_once(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    other: HuggingFaceGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The text is as without it; a model with a sliding window, where places matter, has none."""
-    tokenizer = make_tokenizer(tmp_path, masked=False)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        causal_models(len(tokenizer))[kind].save_pretrained(tmp_path)
-    generator = HuggingFaceGenerator(tmp_path, max_tokens=12, device="cpu", progress=False)
     prompts = [expand_prompt([text, "c d e"]) for text in (*SENTENCES[:3], "a b", "a b")]
     read: list[int] = []
-    forward = generator.forward
+    forward = other.forward
 
     def counted(ids: Any, *others: Any) -> Any:
         read.append(ids.numel())
         return forward(ids, *others)
 
-    monkeypatch.setattr(generator, "forward", counted)
+    monkeypatch.setattr(other, "forward", counted)
     draws = np.random.default_rng(5).random((len(prompts), 2, 12), dtype=np.float32)
-    found = generator.complete(prompts, 2, np.random.default_rng(5))
-    lengths = [len(generator.tokenizer(prompt)["input_ids"]) for prompt in prompts]
-    if kind == "mistral":
+    found = other.complete(prompts, 2, np.random.default_rng(5))
+    lengths = [len(other.tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    if other.model.config.model_type == "mistral":
         assert read[0] == max(lengths) * len(prompts)
     else:
         shared, others = read[0], read[1]
         assert shared > 8 and others == (max(lengths) - shared) * len(prompts)
     for prompt, rows, texts in zip(prompts, draws, found, strict=True):
-        assert texts == [plain_loop(generator, prompt, uniforms) for uniforms in rows]
+        assert texts == [plain_loop(other, prompt, uniforms) for uniforms in rows]
 
 
 def test_a_prefix_leaves_every_prompt_a_token() -> None:

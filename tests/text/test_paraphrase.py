@@ -17,7 +17,7 @@ from privsyn_flower.text.paraphrase import (
     load_paraphraser,
     paraphrase_prompt,
 )
-from tests.text.conftest import make_tokenizer
+from tests.text.conftest import make_tokenizer, save_random
 
 TEXTS = ["Return the mean of the array.", "A senior engineer who enjoys teams.", "Tea."]
 
@@ -28,7 +28,6 @@ OPTIONS: dict[str, Any] = {"max_tokens": 6, "batch_size": 2, "device": "cpu", "p
 @pytest.fixture(scope="module")
 def whole_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small T5 with random weights: an encoder and a decoder."""
-    import torch
     from transformers import T5Config, T5ForConditionalGeneration
 
     folder = tmp_path_factory.mktemp("whole")
@@ -37,10 +36,7 @@ def whole_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=len(tokenizer) + 8, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2,
         pad_token_id=1, eos_token_id=2, decoder_start_token_id=1, initializer_factor=4.0,
     )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        T5ForConditionalGeneration(config).save_pretrained(folder)
-    return folder
+    return save_random(T5ForConditionalGeneration, config, folder)
 
 
 @pytest.fixture(scope="module", params=["causal", "encoder-decoder"])
