@@ -150,12 +150,10 @@ def prompt_source(
     examples: int,
     instruction: str = "",
     labels: Sequence[str] = (),
-    pool_labels: Sequence[str] | None = None,
 ) -> PromptSource:
     """The source that the keys of `[popri]` describe.
 
-    pool (public texts) and pool_labels (the class of each). Raises ValueError when the keys do
-    not fit together, and when example prompts by class lack labelled public texts.
+    pool: public texts of no class. Raises ValueError when the keys do not fit together.
     """
     if examples == 0:
         return InstructionPrompts(instruction, labels)
@@ -163,18 +161,12 @@ def prompt_source(
         raise ValueError(
             f"popri.instruction is used with popri.examples = 0 only, not with {examples}"
         )
-    if not labels:
-        return ExamplePrompts(pool, examples)
-    if pool_labels is None:
+    if labels:
         raise ValueError(
             "popri.labels with popri.examples > 0 needs the class of every public text: name "
             "data.label-column, or set popri.examples = 0 and popri.instruction"
         )
-    by_class: dict[str, list[str]] = {label: [] for label in labels}
-    for text, label in zip(pool, pool_labels, strict=True):
-        if label in by_class:
-            by_class[label].append(text)
-    return ExamplePrompts(by_class, examples)
+    return ExamplePrompts(pool, examples)
 
 
 def expand_prompt(examples: Sequence[str], total: int = 6) -> str:

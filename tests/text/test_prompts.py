@@ -285,9 +285,6 @@ def test_the_source_that_the_keys_describe() -> None:
     assert isinstance(prompt_source([], examples=0, instruction="Write."), InstructionPrompts)
     plain = prompt_source(SEEDS, examples=2)
     assert isinstance(plain, ExamplePrompts) and plain.examples == 2
-    kinds = ["a", "b"] * 4 + ["other", "other"]
-    by_class = prompt_source(SEEDS, examples=2, labels=["b", "a"], pool_labels=kinds)
-    assert by_class.labels == ("b", "a") and set(by_class.shown) == set(SEEDS[:8])
     with pytest.raises(ValueError, match=r"popri\.labels.*data\.label-column"):
         prompt_source(SEEDS, examples=2, labels=["a"])
     with pytest.raises(ValueError, match=r"popri\.instruction is used with popri\.examples = 0"):
