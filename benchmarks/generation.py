@@ -47,7 +47,7 @@ def make_adapter(model: Path, folder: Path) -> Path:
     for name, weights in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weights, std=0.02)
-    save_adapter(adapted, folder, base_of(model, base, "--model"))
+    save_adapter(adapted, folder, base_of(model, base.config, "--model"))
     return folder
 
 

@@ -188,7 +188,7 @@ class HuggingFaceGenerator:
         AdapterError for a folder that is missing, damaged or of another base.
         """
         self._wake(adapted=False)
-        base = base_of(self._name, self.model, self.key)
+        base = base_of(self._name, self.model.config, self.key)
         if folder is not None:
             check_adapter(folder, base)
         if self._adapted is not None:

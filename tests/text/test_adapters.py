@@ -29,7 +29,7 @@ def make_adapter(base: Path, target: Path, seed: int) -> Path:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base)
-    identity = base_of(base, model, "models.generator")
+    identity = base_of(base, model.config, "models.generator")
     config = LoraConfig(r=2, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
     peft = get_peft_model(model, config)
     draws = torch.Generator().manual_seed(seed)

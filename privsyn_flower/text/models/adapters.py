@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from privsyn_flower.common.files import share
@@ -46,11 +45,14 @@ class Base:
     key: str = "models.generator"
 
 
-def base_of(model: str | os.PathLike[str], loaded: Any, key: str) -> Base:
-    """The identity of the base `model` (folder or hub name), of which `loaded` is in memory."""
+def base_of(model: str | os.PathLike[str], config: Any, key: str) -> Base:
+    """The identity of the base `model` (folder or hub name).
+
+    config: the model's as it was loaded, which tells a hub's commit; None: it is not known.
+    """
     folder = local_folder(model, key)
     if folder is None:
-        return Base(os.fspath(model), str(getattr(loaded.config, "_commit_hash", None) or ""), key)
+        return Base(os.fspath(model), str(getattr(config, "_commit_hash", None) or ""), key)
     return Base(folder.resolve().name, folder_fingerprint(folder), key)
 
 
@@ -113,7 +115,7 @@ def save_untrained(
         for name, weights in list(module.named_parameters(recurse=False)):
             if weights.requires_grad:  # the adapter's: an added pair of which one matrix is 0
                 setattr(module, name, torch.nn.Parameter(torch.zeros(weights.shape)))
-    save_adapter(peft, target, base_of(model, SimpleNamespace(config=config), key))
+    save_adapter(peft, target, base_of(model, config, key))
 
 
 def check_adapter(folder: Path, base: Base) -> dict[str, Any]:

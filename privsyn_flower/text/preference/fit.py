@@ -92,7 +92,7 @@ def _prepared(
     """TRL's trainer of the method, with the adapter to go on from; and the base's identity."""
     tokenizer = load_tokenizer(setting.model, KEY)
     model = load_model("AutoModelForCausalLM", setting.model, KEY, setting.device, setting.dtype)
-    base = base_of(setting.model, model, KEY)
+    base = base_of(setting.model, model.config, KEY)
     rising = 0 if start is not None else tuning.warmup_steps
     arguments = _arguments(setting, tuning, checkpoints, model.dtype, seed, rising)
     context = int(getattr(model.config, "max_position_embeddings", 1 << 30))

@@ -76,14 +76,8 @@ def fit_launched(
     log = work / LOG
     with log.open("ab") as output:
         command = launch_command(work.absolute(), tuning.processes, setting.launch_arguments)
-        process = subprocess.Popen(
-            [sys.executable, "-I", supervisor.__file__, str(os.getpid()), *command],
-            env={**loopback_only(), **finding_us(os.environ), **launch_environment(device)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        own = {**loopback_only(), **finding_us(os.environ), **launch_environment(device)}
+        process = supervisor.start(command, own, output)
     try:
         _wait(process, setting, tuning, len(pairs), work)
     finally:

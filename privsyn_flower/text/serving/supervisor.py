@@ -1,6 +1,6 @@
 """Runs one server, and ends it when the process that asked for it is gone, however it ended.
 
-Started as a file of its own, in a process group of its own, by `vllm_server.py`:
+Started (`start`) as a file of its own, in a process group of its own:
 `python supervisor.py PARENT COMMAND...`. It imports the standard library alone. Its exit status is
 the server's.
 """
@@ -11,9 +11,25 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from typing import BinaryIO
 
 LOOK_EVERY = 0.5  # seconds
 GRACE = 10.0  # seconds between asking to end and ending
+
+
+def start(
+    command: list[str], environment: Mapping[str, str], output: BinaryIO
+) -> subprocess.Popen[bytes]:
+    """A process group that runs `command`, writes to `output` and ends with this process."""
+    return subprocess.Popen(
+        [sys.executable, "-I", __file__, str(os.getpid()), *command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def keep(parent: int, command: list[str]) -> int:

@@ -24,19 +24,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.adapters import Base, check_adapter
+from privsyn_flower.text.models.adapters import Base, base_of, check_adapter
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, local_folder
+from privsyn_flower.text.serving import supervisor
 from privsyn_flower.text.serving.http_client import ServerError
 from privsyn_flower.text.serving.http_generator import OpenAIGenerator
-from privsyn_flower.text.serving.supervisor import end_group
 
 logger = logging.getLogger("privsyn_flower")
 
 SERVED = "base"  # the model's name in requests
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
 ENVIRONMENT = Path(".venv-vllm/bin/python")  # what `make vllm` makes
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
 SERVED_FILES = Path(__file__).with_name("served")  # all of ours that vLLM's interpreter sees
 RESTARTS = 1  # of a server that died, in one run
 TAIL = 8  # lines of the server's log in an error
@@ -103,10 +101,7 @@ class VllmServer:
 
     def base(self) -> Base:
         """The model, as adapters name the one they belong to."""
-        folder = local_folder(self.model, "models.generator")
-        if folder is None:
-            return Base(self.model, "")
-        return Base(folder.resolve().name, folder_fingerprint(folder))
+        return base_of(self.model, None, "models.generator")
 
     def alive(self) -> bool:
         """Whether the process runs."""
@@ -135,14 +130,7 @@ class VllmServer:
         """End the server and all its processes."""
         process, self._process = self._process, None
         if process is not None:
-            end_group(process)
-
-    def command(self, cuda: bool) -> list[str]:
-        """The server's command line, on GPUs or on a CPU."""
-        return server_command(
-            self.python, self.model, port=self.port, seed=self.seed, lora_rank=self.lora_rank,
-            gpus=self.gpus if cuda else None, cuda=cuda, arguments=self.arguments,
-        )  # fmt: skip
+            supervisor.end_group(process)
 
     def environment(self) -> dict[str, str]:
         """Ours without what would lead vLLM's interpreter to our packages, and its switches."""
@@ -162,20 +150,16 @@ class VllmServer:
         if self.gpus is not None:
             environment |= gpu_environment(self.gpus, found.get("gpus", 0))
         self.port = _free_port()
-        command = self.command(found["cuda"])
+        command = server_command(
+            self.python, self.model, port=self.port, seed=self.seed, lora_rank=self.lora_rank,
+            gpus=self.gpus, cuda=found["cuda"], arguments=self.arguments,
+        )  # fmt: skip
         self.log.parent.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         logger.info("starting vLLM (log: %s)", self.log)
         with self.log.open("ab") as output:
             self._start_of_log = output.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", str(SUPERVISOR), str(os.getpid()), *command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self._process = supervisor.start(command, environment, output)
         while not self._healthy():
             if not self.alive():
                 self.close()
