@@ -27,6 +27,7 @@ from privsyn_flower.text.fingerprints import (
     folder_fingerprint,
     read_facts,
 )
+from privsyn_flower.text.models.batches import longest_first
 from privsyn_flower.text.models.devices import cpu_workers, one_worker
 
 WEIGHTS = "model.safetensors"
@@ -151,21 +152,18 @@ class SentenceEmbedder:
         *,
         device: str = "cpu",
         progress: bool | Progress = True,
-        batch_size: int | None = None,
     ) -> None:
         self.fingerprint = folder_fingerprint(folder)
         self.model, self.dimension = _sentence_model(folder, self.fingerprint, device)
-        self.batch_size = batch_size or (1 if device == "cpu" else 64)
+        self.batch_size = 1 if device == "cpu" else 64
         self.progress = progress
 
     def embed(self, texts: Sequence[str]) -> F32:
         """n texts -> (n, d) unit rows; batches of similar length, results in the given order."""
         check_texts(texts)
         rows = np.empty((len(texts), self.dimension), dtype=np.float32)
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
         with one_worker(), bar(self.progress, "embedding", len(texts)) as advance:
-            for start in range(0, len(order), self.batch_size):
-                batch = order[start : start + self.batch_size]
+            for batch in longest_first([len(text) for text in texts], self.batch_size):
                 rows[batch] = self.model.encode(
                     [texts[i] for i in batch],
                     batch_size=self.batch_size,

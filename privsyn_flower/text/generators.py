@@ -21,6 +21,7 @@ from privsyn_flower.common.arrays import F32, I64, Bools
 from privsyn_flower.common.progress import Progress, bar
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.text.models.adapters import attach, base_of, check_adapter, detach
+from privsyn_flower.text.models.batches import longest_first
 from privsyn_flower.text.models.decoding import (
     STOP_EVERY,
     CausalBatch,
@@ -163,9 +164,8 @@ class HuggingFaceGenerator:
     ) -> list[list[tuple[str, int]]]:
         """m prompts, uniforms (m, n, tokens) -> n texts of each, and how many tokens they have."""
         n, tokens = uniforms.shape[1:]
-        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]), reverse=True)
         width = max(1, self.batch_size // n)
-        batches = [order[start : start + width] for start in range(0, len(order), width)]
+        batches = list(longest_first([len(ids) for ids in encoded], width))
 
         def decode_batch(batch: list[int]) -> list[tuple[str, int]]:
             draws = uniforms[batch].reshape(-1, tokens)

@@ -87,6 +87,13 @@ def token_batches(lengths: Sequence[int] | I64, budget: int, rng: np.random.Gene
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
+def longest_first(lengths: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Places of rows in batches of at most `width`: what needs most memory fails at once."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    for first in range(0, len(order), width):
+        yield order[first : first + width]
+
+
 def within_budget(
     rows: Sequence[Row], budget: int, size: Callable[[Row], int]
 ) -> Iterator[list[Row]]:

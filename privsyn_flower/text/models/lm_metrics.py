@@ -277,7 +277,8 @@ class Likelihoods:
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         order = np.argsort(lengths, kind="stable")
         order = order[lengths[order] > 1]
-        batches = self._batches(order.tolist(), lengths)
+        room = self._entries // int(self._scorer.model.config.vocab_size)  # padded tokens at once
+        batches = list(within_budget(order.tolist(), room, lambda place: int(lengths[place])))
         found = np.full(len(rows), np.nan)
         sums = map_batches(
             lambda places: self._nats([rows[place] for place in places]),
@@ -287,17 +288,6 @@ class Likelihoods:
         for places, nats in zip(batches, sums, strict=True):
             found[places] = -nats / (lengths[places] - 1)
         return found
-
-    def _batches(self, order: Sequence[int], lengths: Any) -> list[list[int]]:
-        """Rows from short to long, together as long as their scores fit; one at least."""
-        words = int(self._scorer.model.config.vocab_size)
-        batches: list[list[int]] = []
-        for place in order:
-            full = batches and (len(batches[-1]) + 1) * int(lengths[place]) * words > self._entries
-            if full or not batches:
-                batches.append([])
-            batches[-1].append(place)
-        return batches
 
     def _nats(self, rows: Sequence[Sequence[int]]) -> F64:
         """b rows -> (b,) nats of the tokens that are predicted."""

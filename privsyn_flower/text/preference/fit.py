@@ -31,6 +31,7 @@ from privsyn_flower.text.models.adapters import (
     lora,
     save_adapter,
 )
+from privsyn_flower.text.models.batches import longest_first
 from privsyn_flower.text.models.devices import empty_cache, one_worker
 from privsyn_flower.text.models.libraries import latest_checkpoint, one_device, quiet, seal
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
@@ -45,7 +46,6 @@ from privsyn_flower.text.preference.tuning import (
     Tuning,
     encode_pairs,
     epoch_folder,
-    longest_first,
 )
 
 SCHEDULES = {"cosine": "cosine", "constant": "constant_with_warmup"}  # transformers' names

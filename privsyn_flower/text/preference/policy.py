@@ -16,8 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 
+from privsyn_flower.text.models.batches import longest_first
 from privsyn_flower.text.models.libraries import one_device
-from privsyn_flower.text.preference.tuning import Pair, Row, Silent, Tuning, longest_first
+from privsyn_flower.text.preference.tuning import Pair, Row, Silent, Tuning
 
 
 class _GRPO(Silent, GRPOTrainer):  # type: ignore[misc]

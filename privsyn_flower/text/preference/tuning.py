@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,16 +59,13 @@ class Tuning:
                 f"{self.key('batch_size')} = {self.batch_size}: must be a multiple of "
                 f"models.training-processes = {self.processes}, which share it"
             )
-        for name in ("epochs", "batch_size", "micro_batch_size", "lora_rank"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{self.key(name)} = {getattr(self, name)}: must be at least 1")
+        least = {"epochs": 1, "batch_size": 1, "micro_batch_size": 1, "lora_rank": 1}
+        for name, lowest in {**least, "warmup_steps": 0}.items():
+            if (value := getattr(self, name)) < lowest:
+                raise ValueError(f"{self.key(name)} = {value}: must be at least {lowest}")
         if self.schedule not in {"cosine", "constant"}:
             raise ValueError(
                 f"{self.key('schedule')} = {self.schedule!r}: must be 'cosine' or 'constant'"
-            )
-        if self.warmup_steps < 0:
-            raise ValueError(
-                f"{self.key('warmup_steps')} = {self.warmup_steps}: must be at least 0"
             )
         if not 0 <= self.label_smoothing < 0.5:
             raise ValueError(
@@ -207,13 +204,6 @@ def _end_of_text(tokenizer: Any) -> int:
             "ending = None: models.generator's tokenizer has no end-of-text token; give a text"
         )
     return int(tokenizer.eos_token_id)
-
-
-def longest_first(lengths: Sequence[int], width: int) -> Iterator[list[int]]:
-    """Places of rows in batches of at most `width`: what needs most memory fails at once."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    for first in range(0, len(order), width):
-        yield order[first : first + width]
 
 
 class Silent:
