@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -25,11 +24,7 @@ def seal(checkpoint: Path, note: bytes = b"") -> None:
     note: what COMPLETE holds.
     """
     for path in checkpoint.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(path)  # a file's bytes, as a folder's names
     write_atomic(checkpoint / COMPLETE, note)
     sync_folder(checkpoint.parent)
     for other in checkpoint.parent.iterdir():

@@ -240,11 +240,12 @@ def train_lstm(
     return folder
 
 
-def read_word_list(path: Path, key: str = "models.lstm-word-list") -> list[str]:
+def read_word_list(path: Path) -> list[str]:
     """The words of a file, one a line, in its order; empty lines are left out.
 
     Raises DataError for a file that cannot be read or that has no word.
     """
+    key = "models.lstm-word-list"
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

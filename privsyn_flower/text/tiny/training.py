@@ -68,13 +68,13 @@ class TinyOptimizer:
             parameter.grad = None
 
 
-def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """(a, b) -> about U V^T of its singular value decomposition, by Newton-Schulz steps."""
+def orthogonalise(matrix: torch.Tensor) -> torch.Tensor:
+    """(a, b) -> about U V^T of its singular value decomposition, by five Newton-Schulz steps."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)
     a, b, c = _NEWTON_SCHULZ
-    for _ in range(steps):
+    for _ in range(5):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     result: torch.Tensor = x.T if tall else x
