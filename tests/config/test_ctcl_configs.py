@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.preflight.numbers import check_privacy, integers, keys
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.config.grid import load_grid
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
@@ -63,8 +62,6 @@ def noise_is_that_of_appendix_e(name: str, config: RunConfig) -> None:
     theirs, made = paper_noise(name), privacy_plan(config)
     assert 0.999 * config.epsilon <= made.epsilon <= config.epsilon
     assert made.main.multiplier == pytest.approx(theirs, rel=0.02 if theirs == WIDE else 0.008)
-    found = [*keys(config), *check_privacy(config), *integers(config)]
-    assert [one.text for one in found if one.fatal] == []
     if name in OWN:
         (ours,) = (float(row[4]) for row in table() if row[0] == name)
         assert ours == pytest.approx(made.main.multiplier, rel=1e-3)

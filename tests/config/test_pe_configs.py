@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.preflight.numbers import check_privacy, integers, keys
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
@@ -107,13 +106,6 @@ def test_dp_training_protects_one_text_a_user(name: str) -> None:
     assert 0.99 * config.epsilon < statement(config).epsilon <= config.epsilon
 
 
-@pytest.mark.parametrize("name", [*PE, *SFT, *AUG_PE, *TRAINED])
-def test_nothing_but_data_and_models_stands_in_the_way(name: str) -> None:
-    config = load(name)
-    found = [*keys(config), *check_privacy(config), *integers(config)]
-    assert [one.text for one in found if one.fatal] == []
-
-
 def test_the_table_is_that_of_the_configurations() -> None:
     page = (ROOT / "docs" / "results" / "papers.md").read_text("utf-8")
     rows = re.findall(
@@ -127,14 +119,8 @@ def test_the_table_is_that_of_the_configurations() -> None:
         assert Path(path).name == f"{name}.toml"
         config = load(name)
         own = config.evolution
-        wanted = (
-            config.epsilon,
-            config.noise_multiplier,
-            own.vote_bound,
-            config.rounds,
-            own.candidates,
-            own.threshold,
-        )
-        assert tuple(float(figure.replace(",", "")) for figure in figures) == wanted, name
+        wanted = [config.epsilon, config.noise_multiplier, own.vote_bound, config.rounds]
+        wanted += [own.candidates, own.threshold]
+        assert [float(figure.replace(",", "")) for figure in figures] == wanted, name
         told = {"pe": "PE", "pe-sft": "PE + SFT", "aug-pe": "Aug-PE"}
         assert variant == told[name.partition("-popri-")[0]]
