@@ -1,7 +1,4 @@
-"""Whole runs in one process: real handlers on a loopback grid, small models, few users.
-
-What test files share; a fixture is found by its name where a file imports it.
-"""
+"""Whole runs in one process: real handlers on a loopback grid, small models, few users."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ import pytest
 
 from privsyn_flower.app.tracking.public import public_row
 from privsyn_flower.client_apps import main as client
-from privsyn_flower.config import RunConfig
-from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.config import RunConfig, load_config, to_toml
+from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.run import Run
+from privsyn_flower.strategies.engine.rounds import Rounds
 from tests.app.report.records import deployment_of
 from tests.conftest import node_context, sentences
-from tests.rigs.models import one_thread  # noqa: F401 - a fixture
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 TEXTS_PER_USER = 3
@@ -70,13 +67,45 @@ PRETEXT: dict[str, Any] = {
     "pretext.threshold": 0.0,
     "pretext.variation": "retrieval",
 }
+EVOLUTION: dict[str, Any] = {
+    **PRETEXT,
+    "pretext.population": 8,
+    "epsilon": 500.0,
+    "rounds": 2,
+    "simulation-seeded-noise": True,
+    "expand.samples": 0,
+}
+DP_FEDAVG: dict[str, Any] = {
+    "method": "dp-fedavg",
+    "epsilon": 500.0,
+    "rounds": 2,
+    "training.parameters": "lora",
+    "training.lora-rank": 2,
+    "training.lora-factors": "up",
+    "training.learning-rate": 0.5,
+    "training.max-steps": 1,
+    "training.public-steps": 3,
+}
+FTRL: dict[str, Any] = {
+    "method": "dp-ftrl",
+    "rounds": 4,
+    "training.noise": "aggregator",
+    "training.parameters": "layers",
+    "training.layers": "*norm*",
+    "ftrl.mechanism": "banded",
+    "ftrl.min-separation": 2,
+}
+CTCL: dict[str, Any] = {
+    **DP_FEDAVG,
+    "method": "ctcl",
+    "aggregation": "plain",
+    "training.public-steps": 0,
+    "ctcl.topic-count": 5,
+    "ctcl.histogram-multiplier": 0.0,
+    "ctcl.topic-threshold": 0.0,
+    "ctcl.max-source": 60,
+}
 POLICY = "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.1\nlifetime-epsilon = 50.0\n"
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Private and public text, and a cache, that the tests of a file share."""
-    return with_texts(tmp_path_factory.mktemp("shared"))
 
 
 def with_texts(folder: Path, private_words: list[str] | None = None) -> Path:
@@ -89,7 +118,7 @@ def with_texts(folder: Path, private_words: list[str] | None = None) -> Path:
 def write_rows(path: Path, texts: Sequence[str], per_user: int = TEXTS_PER_USER) -> None:
     """Users of so many texts each."""
     rows = [{"user_id": f"u{i // per_user}", "text": text} for i, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(path, rows)
 
 
 def small_config(shared: Path, model: Path, /, **values: Any) -> RunConfig:
@@ -98,8 +127,7 @@ def small_config(shared: Path, model: Path, /, **values: Any) -> RunConfig:
         "cache": str(shared / "cache"),
         "data.path": str(shared / "private.jsonl"),
         "data.public-path": str(shared / "public.jsonl"),
-        "models.generator": str(model),
-        "models.downstream": str(model),
+        **{f"models.{kind}": str(model) for kind in ("generator", "conditional", "downstream")},
     }
     return RunConfig.from_flat({**SMALL, **found, **values})
 
@@ -136,6 +164,7 @@ def run(config: RunConfig, loopback: Any, path: Path) -> tuple[dict[str, Any], A
 def run_on(grid: Any, config: RunConfig, path: Path) -> dict[str, Any]:
     """One process' run on these nodes -> summary."""
     folder = RunFolder(path)
+    (path / "config.toml").write_text(to_toml(config))
     with folder.lock():
         Run(config, grid, folder).run()
     for row in folder.metrics():  # a number that is not listed, a tracker would never be told
@@ -151,18 +180,8 @@ def run_on(grid: Any, config: RunConfig, path: Path) -> dict[str, Any]:
 def deployed(tmp_path: Path, policy: str = POLICY) -> tuple[RunConfig, list[Any]]:
     """Three nodes of two users each with data, a cache and a policy of their own."""
     write_rows(tmp_path / "public.jsonl", sentences(80, 2), 4)
-    (tmp_path / "policy.toml").write_text(policy)
-    contexts = []
-    for i in range(3):
-        write_rows(tmp_path / f"node{i}.jsonl", sentences(6, 10 + i))
-        node_config = {
-            "data": str(tmp_path / f"node{i}.jsonl"),
-            "weight": 2,
-            "cache": str(tmp_path / f"cache{i}"),
-            "embedder": "ngram-32",
-            "policy": str(tmp_path / "policy.toml"),
-        }
-        contexts.append(node_context(node_config, node_id=i + 1))
+    own = [sentences(6, 10 + i) for i in range(3)]
+    contexts = deployed_nodes(tmp_path, policy, own, embedder="ngram-32")
     values: dict[str, Any] = {
         "data.source": "files",
         "data.public-path": str(tmp_path / "public.jsonl"),
@@ -174,12 +193,81 @@ def deployed(tmp_path: Path, policy: str = POLICY) -> tuple[RunConfig, list[Any]
         "node-timeout": 5.0,
         "cache": str(tmp_path / "server"),
         "models.embedder": "ngram-32",
-        "pretext.population": 16,
-        "pretext.lookahead": 1,
-        "pretext.variation": "retrieval",
+        **PRETEXT,
+        "pretext.threshold": 1.0,
         "expand.samples": 0,
     }
     return RunConfig.from_flat(values), contexts
+
+
+def deployed_nodes(
+    folder: Path, policy: str, texts: Sequence[Sequence[str]], **node_config: Any
+) -> list[Any]:
+    """Nodes with data, a cache and a policy of their own. texts: of the users of each."""
+    (folder / "policy.toml").write_text(policy)
+    contexts = []
+    for i, own in enumerate(texts):
+        write_rows(folder / f"node{i}.jsonl", own)
+        found = {
+            "data": str(folder / f"node{i}.jsonl"),
+            "weight": len(own) // TEXTS_PER_USER,
+            "cache": str(folder / f"cache{i}"),
+            "policy": str(folder / "policy.toml"),
+        }
+        contexts.append(node_context({**found, **node_config}, node_id=i + 1))
+    return contexts
+
+
+def reviews_config(
+    name: str, folder: Path, generator: Path, downstream: Path, **values: Any
+) -> RunConfig:
+    """A paper's configuration of classes with labelled stand-ins: one node, no public text."""
+    path = CONFIGS / "papers" / f"{name}.toml"
+    labels, source = load_config(path).classes, folder / "reviews.jsonl"
+    texts = enumerate(sentences(60, seed=4))
+    write_jsonl(source, ({"text": text, "label": labels[i % len(labels)]} for i, text in texts))
+    found: dict[str, Any] = {
+        "cache": str(folder / "cache"),
+        "data.path": str(source),
+        "data.users": 30,
+        "data.held-out-users": 15,
+        "data.development-users": 10,
+        "models.embedder": "ngram-32",
+        "models.generator": str(generator),
+        "models.downstream": str(downstream),
+        "models.device": "cpu",
+        "generation.backend": "huggingface",
+        "expand.min-words": 1,
+        "expand.max-tokens": 12,
+        "evaluation.steps": 3,
+        "evaluation.batch-size": 4,
+        "evaluation.sequence-length": 24,
+        "evaluation.bootstrap": 100,
+    }
+    return load_config(path, {**found, **values})
+
+
+class Killed(BaseException):
+    """What no handler of ours catches."""
+
+
+def killing(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, when: Any = None) -> None:
+    """Make `place.name` end the process when it is called (and `when` says so)."""
+    real = getattr(place, name)
+
+    def fatal(*args: Any, **kwargs: Any) -> Any:
+        if when is None or when(*args, **kwargs):
+            raise Killed(name)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(place, name, fatal)
+
+
+def ending_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs end after their first round."""
+    released = Rounds._ensure_released
+    first = lambda self, rnd: released(self, rnd) if rnd == 1 else None  # noqa: E731
+    monkeypatch.setattr(Rounds, "_ensure_released", first)
 
 
 def texts(path: Path, name: str = "synthetic") -> list[str]:

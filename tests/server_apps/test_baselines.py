@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,18 +18,17 @@ from privsyn_flower.app.report.tables import report
 from privsyn_flower.common.files import file_digest
 from privsyn_flower.common.progress import silent
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.methods import dp_prompt, recipe_of
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan
 from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from tests.conftest import sentences
-from tests.server_apps.in_process import one_thread, run_on, small_config, texts, with_texts
+from tests.server_apps.in_process import run_on, texts, with_texts
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["one_thread"]
 
 ROWS = ("public-only", "expand-only", "expand-private", "dp-prompt")
 PRIVATE_WORDS = "ledger audit invoice payroll budget tariff quarter margin asset equity".split()
@@ -50,7 +48,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
+def configured(small: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
     """Method and further keys -> a small configuration."""
 
     def make(method: str, **values: Any) -> RunConfig:
@@ -61,7 +59,7 @@ def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
             "data.samples-per-user": 2,
             "dp-prompt.max-tokens": 10,
         }
-        return small_config(shared, causal_folder, **{**base, **values})
+        return small(**{**base, **values})
 
     return make
 
@@ -121,7 +119,7 @@ def classes(configured: Any, tmp_path: Path) -> Callable[..., RunConfig]:
         {"user_id": f"u{i}", "text": text, "label": "rare" if i % 3 == 0 else "usual"}
         for i, text in enumerate(sentences(60, 4))
     ]
-    (tmp_path / "classes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(tmp_path / "classes.jsonl", rows)
     own: dict[str, Any] = {
         "data.path": str(tmp_path / "classes.jsonl"),
         "data.label-column": "label",
@@ -153,7 +151,7 @@ def test_the_most_frequent_class_needs_no_public_text(classes: Any, tmp_path: Pa
 
 def test_public_texts_keep_their_classes(classes: Any, shared: Path, tmp_path: Path) -> None:
     rows = [{**row, "label": "rare"} for row in read_jsonl(shared / "public.jsonl")]
-    (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(tmp_path / "public.jsonl", rows)
     config = classes(**{"data.public-path": str(tmp_path / "public.jsonl"), "benchmark": False})
     run(config, tmp_path / "run")
     assert [row["label"] for row in read_jsonl(tmp_path / "run" / "synthetic.jsonl")] == [

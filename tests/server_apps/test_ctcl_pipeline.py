@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.ending import ending
@@ -17,93 +17,28 @@ from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import ConfigError, RunConfig, load_config, to_toml
 from privsyn_flower.privacy.plan import ROUNDS
-from privsyn_flower.runs import RunFolder, complete, read_jsonl
+from privsyn_flower.runs import RunFolder, complete, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
 from privsyn_flower.server_apps.topics import histogram_of
 from privsyn_flower.strategies.ctcl.strategy import TOPICS
+from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.strategies.synthesis import topic_texts
 from privsyn_flower.strategies.synthesis.topic_counts import largest_remainder, proportions
 from privsyn_flower.text.embedders import NgramEmbedder
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.topics import load_topics
-from tests.conftest import sentences
 from tests.rigs.conditional import bart_folder  # noqa: F401
-from tests.server_apps import in_process
-from tests.server_apps.in_process import CONFIGS, HANDLERS, charges, one_thread, write_rows
+from tests.server_apps.in_process import CONFIGS, CTCL, HANDLERS, Killed, charges, killing, run
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["one_thread"]  # pytest finds the fixture by name
 SAMPLES = 40
 
 
-@pytest.fixture(autouse=True)
-def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where keys of noise lie in these tests."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Private and public text, and a cache that the tests of this file share."""
-    folder = tmp_path_factory.mktemp("ctcl")
-    write_rows(folder / "private.jsonl", sentences(84, seed=1))
-    write_rows(folder / "public.jsonl", sentences(90, seed=2))
-    return folder
-
-
 @pytest.fixture
-def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
+def configured(small: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
     """Dotted keys on top of a run of two rounds -> the configuration."""
-
-    def make(**values: Any) -> RunConfig:
-        base = {
-            "method": "ctcl",
-            "epsilon": 500.0,
-            "rounds": 2,
-            "nodes": 3,
-            "aggregation": "plain",
-            "cache": str(shared / "cache"),
-            "data.source": "files",
-            "data.path": str(shared / "private.jsonl"),
-            "data.public-path": str(shared / "public.jsonl"),
-            "data.users": 18,
-            "data.held-out-users": 6,
-            "data.development-users": 2,
-            "data.public-pool": 50,
-            "data.public-validation": 10,
-            "data.sample-words": 12,
-            "models.embedder": "ngram-32",
-            "models.conditional": str(causal_folder),
-            "models.downstream": str(causal_folder),
-            "models.device": "cpu",
-            "ctcl.topic-count": 5,
-            "ctcl.histogram-multiplier": 0.0,
-            "ctcl.topic-threshold": 0.0,
-            "ctcl.max-source": 60,
-            "training.parameters": "lora",
-            "training.lora-rank": 2,
-            "training.lora-factors": "up",
-            "training.learning-rate": 0.5,
-            "training.max-steps": 1,
-            "expand.samples": SAMPLES,
-            "expand.min-words": 1,
-            "expand.max-tokens": 10,
-            "evaluation.steps": 2,
-            "evaluation.batch-size": 4,
-            "evaluation.sequence-length": 16,
-            "evaluation.learning-rates": "1e-3",
-            "evaluation.bootstrap": 100,
-        }
-        return RunConfig.from_flat({**base, **values})
-
-    return make
-
-
-def run(config: RunConfig, loopback: Any, path: Path) -> tuple[dict[str, Any], Any]:
-    """One process' run, or its resumption -> summary and grid."""
-    (RunFolder(path).path / "config.toml").write_text(to_toml(config))
-    return in_process.run(config, loopback, path)
+    return lambda **values: small(**{**CTCL, "expand.samples": SAMPLES, **values})
 
 
 def asked(grid: Any) -> Counter[str]:
@@ -169,16 +104,9 @@ def test_a_run_that_was_killed_while_writing_asks_nobody_again(
 ) -> None:
     monkeypatch.setattr(topic_texts, "BLOCK", 16)
     config = configured()
-    once = topic_texts._block
-
-    def killed(order: Any, number: int, *rest: Any) -> Any:
-        if number == 1:
-            raise KeyboardInterrupt
-        return once(order, number, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(topic_texts, "_block", killed)
-        with pytest.raises(KeyboardInterrupt):
+        killing(patch, topic_texts, "_block", lambda order, number, *rest: number == 1)
+        with pytest.raises(Killed):
             run(config, loopback, tmp_path)
     assert not (tmp_path / "synthetic.jsonl").exists()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".synthetic*/*.json")}
@@ -195,14 +123,10 @@ def test_a_histogram_is_asked_once_and_of_one_configuration(
     configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after the histogram: its release is used, and other questions are refused."""
-
-    def killed(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
     config = configured()
     with monkeypatch.context() as patch:
-        patch.setattr("privsyn_flower.strategies.engine.session.Session.rounds", killed)
-        with pytest.raises(KeyboardInterrupt):
+        killing(patch, Session, "rounds")
+        with pytest.raises(Killed):
             run(config, loopback, tmp_path)
     released = histogram_of(RunFolder(tmp_path))
     with pytest.raises(ValueError, match="samples-per-user"):
@@ -226,10 +150,8 @@ def test_the_histogram_alone(configured: Any, loopback: Any, tmp_path: Path) -> 
     assert (summary["rounds"], summary["rounds_planned"], summary["ended_early"]) == (0, 0, None)
     assert summary["bytes_up_per_user_round"] > 0 and summary["synthetic_samples"] > 0
     assert any("topics" in line for line in summary["verdict"]["sentences"])
-    start = Path(config.models.conditional) / "model.safetensors"
-    from safetensors.numpy import load_file
-
-    ours, theirs = load_file(tmp_path / "model" / "model.safetensors"), load_file(start)
+    start = Path(config.models.conditional)
+    ours, theirs = (load_file(at / "model.safetensors") for at in (tmp_path / "model", start))
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -335,10 +257,7 @@ def test_one_node_with_sampling_as_in_the_paper(
 
 
 def test_an_encoder_decoder_generator(
-    configured: Any,
-    loopback: Any,
-    bart_folder: Path,
-    tmp_path: Path,
+    configured: Any, loopback: Any, bart_folder: Path, tmp_path: Path
 ) -> None:
     """BART, as in the paper: trained on the nodes, copied where nothing is trained."""
     keys = {"models.conditional": str(bart_folder), "ctcl.max-source": 30}
@@ -359,8 +278,7 @@ def test_classes_are_counted_and_written(
     for name in ("private", "public"):
         rows = read_jsonl(shared / f"{name}.jsonl")
         lines = [{**row, "mood": ("glad", "sad", "glad")[i % 3]} for i, row in enumerate(rows)]
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_jsonl(tmp_path / f"{name}.jsonl", lines)
     config = configured(
         **{
             "data.path": str(tmp_path / "private.jsonl"),
@@ -389,7 +307,7 @@ def test_classes_are_counted_and_written(
 def test_a_benchmark_has_a_row_for_each_question(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
-    config = configured(benchmark=True)
+    config = configured(**{"benchmark": True, "evaluation.learning-rates": "1e-2"})
     summary, _ = run(config, loopback, tmp_path)
     found = summary["benchmark"]
     rows = ["random_public", "no_private_step", "histogram_only", "training_only", "noise_answers"]
@@ -431,7 +349,6 @@ def test_more_text_needs_nothing_but_the_run_folder(
     private = tmp_path / "private.jsonl"
     private.write_bytes((shared / "private.jsonl").read_bytes())
     config = configured(**{"data.path": str(private), "cache": str(tmp_path / "cache")})
-    finished.mkdir()
     run(config, loopback, finished)
     private.unlink()
     ledger = (finished / "ledger.jsonl").read_bytes()

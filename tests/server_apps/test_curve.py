@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,34 +26,27 @@ from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.text.models.lm_metrics import Scorer
-from tests.rigs.training_pipeline import (
+from tests.server_apps.in_process import (
     DP_FEDAVG,
     FTRL,
-    Killed,
-    keys,
-    killing,
-)
-from tests.server_apps.in_process import (
     HANDLERS,
+    Killed,
     charges,
     committed,
-    one_thread,
+    killing,
     run,
-    shared,
-    small_config,
 )
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["keys", "one_thread", "shared"]  # pytest finds fixtures by name
 
 ROUNDS = {"training.public-steps": 0, "training.evaluate-rounds": "0,2", "aggregation": "plain"}
 
 
 @pytest.fixture
-def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
+def configured(small: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
     """Dotted keys on top of DP-FTRL in four rounds, measured at the start and after two."""
-    return partial(small_config, shared, causal_folder, **{**DP_FEDAVG, **FTRL, **ROUNDS})
+    return partial(small, **{**DP_FEDAVG, **FTRL, **ROUNDS})
 
 
 def names(path: Path) -> list[str]:
@@ -219,7 +212,8 @@ def test_points_by_rounds(tmp_path: Path) -> None:
     values = {"method": "dp-fedavg", "rounds": 9, "training.evaluate-rounds": "3, 6"}
     config = RunConfig.from_flat(values)
     folder = RunFolder(tmp_path)
-    measured = Curve(config, _session(folder), tmp_path)
+    session: Any = SimpleNamespace(folder=folder)
+    measured = Curve(config, session, tmp_path)
     own = {"accuracy": 0.25, "accuracy_low": 0.2, "accuracy_high": 0.3}
     start = {"accuracy": 0.1, "accuracy_low": 0.05, "accuracy_high": 0.15}
     gain = {"accuracy_gained": [0.15, 0.14, 0.16], "loss_saved": [1.0, 0.9, 1.1]}
@@ -237,14 +231,6 @@ def test_points_by_rounds(tmp_path: Path) -> None:
     assert rows["accuracy"] == [[0, 0.1, 0.05, 0.15], [3, 0.25, 0.2, 0.3], [5, 0.25, 0.2, 0.3]]
     assert rows["gained"] == [[3, 0.15, 0.14, 0.16], [5, 0.15, 0.14, 0.16]]
     assert draw_curve([], [], tmp_path / "none.png", caption="") is None
-
-
-def _session(folder: RunFolder) -> Any:
-    class Session:
-        def __init__(self) -> None:
-            self.folder = folder
-
-    return Session()
 
 
 def test_the_rounds_pay_for_the_evaluations(configured: Any) -> None:
@@ -271,12 +257,3 @@ def test_the_last_round_has_a_key_of_its_own() -> None:
         RunConfig.from_flat(values)
     with pytest.raises(ConfigError, match=r"training\.evaluate-rounds = '0'.*ctcl"):
         RunConfig.from_flat({"method": "ctcl", "training.evaluate-rounds": "0"})
-
-
-def test_a_summary_is_json(tmp_path: Path) -> None:
-    measured = Curve(
-        RunConfig.from_flat({"method": "dp-fedavg", "training.evaluate-rounds": "1"}),
-        _session(RunFolder(tmp_path)),
-        tmp_path,
-    )
-    assert json.loads(json.dumps(measured.points(0, None))) == [{"round": 1, "failed": UNREACHED}]

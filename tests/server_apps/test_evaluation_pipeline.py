@@ -29,27 +29,24 @@ from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.evaluation import config as measure_keys
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.text.models.parameters import MOST_MODELS, read_model
-from tests.conftest import node_context, sentences
+from tests.conftest import sentences
 from tests.rigs.plan import BOX
-from tests.rigs.training_pipeline import Killed, killing
 from tests.server_apps.in_process import (
     HANDLERS,
     TEXTS_PER_USER,
+    Killed,
     charges,
     committed,
+    deployed_nodes,
     grid_for,
+    killing,
     kind,
-    one_thread,
     run,
     run_on,
-    shared,
-    small_config,
-    write_rows,
 )
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 MODELS = "before=downstream, changed={0}, again=generator"
 
@@ -68,10 +65,10 @@ def changed(causal_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture
-def configured(shared: Path, causal_folder: Path, changed: Path) -> Callable[..., RunConfig]:
+def configured(small: Callable[..., RunConfig], changed: Path) -> Callable[..., RunConfig]:
     """Three models, the first and the last alike; dotted keys on top."""
     own = {"method": "evaluation", "epsilon": 500.0, "measure.models": MODELS.format(changed)}
-    return partial(small_config, shared, causal_folder, **own)
+    return partial(small, **own)
 
 
 def truth(config: RunConfig, folder: Path, base: Path) -> tuple[float, float]:
@@ -254,14 +251,9 @@ lifetime-epsilon = 1e9
 def test_deployed_nodes_need_no_public_text(
     configured: Any, loopback: Any, tmp_path: Path, causal_folder: Path
 ) -> None:
-    (tmp_path / "policy.toml").write_text(POLICY)
-    contexts = []
-    for number in range(3):
-        users = tmp_path / f"users-{number}.jsonl"
-        write_rows(users, sentences(6 * TEXTS_PER_USER, seed=number))
-        own = {"data": str(users), "weight": 6, "downstream": str(causal_folder), "device": "cpu"}
-        own |= {"cache": str(tmp_path / f"node-{number}"), "policy": str(tmp_path / "policy.toml")}
-        contexts.append(node_context(own, {}, number + 1))
+    texts = [sentences(6 * TEXTS_PER_USER, seed=number) for number in range(3)]
+    own = {"downstream": str(causal_folder), "device": "cpu"}
+    contexts = deployed_nodes(tmp_path, POLICY, texts, **own)
     config = configured(**{"data.path": "", "data.public-path": "", "measure.gap": 0.1})
     summary = run_on(grid_for(loopback, contexts), config, tmp_path / "run")
     assert set(summary["measured"]["models"]) == {"before", "changed", "again"}

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,12 @@ import pytest
 
 from privsyn_flower.app.local.processes import free_port
 from privsyn_flower.app.local.ray_cluster import ClusterError, NoCluster
-from privsyn_flower.config import ConfigError
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.runs import RunFolder, RunLocked
 from privsyn_flower.server_apps import main
+from privsyn_flower.server_apps.run import Run
+from tests.server_apps.in_process import deployed, grid_for, write_rows
 
 
 def told(folder: RunFolder, error: Exception) -> None:
@@ -59,28 +63,15 @@ def test_a_full_disk_is_told_without_the_disk(
 
 
 def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) -> None:
-    from privsyn_flower.config import RunConfig
-    from privsyn_flower.privacy.ledger import Ledger
-    from privsyn_flower.server_apps.run import Run
-    from tests.server_apps.in_process import deployed, grid_for
-
     config, contexts = deployed(tmp_path)
     path = tmp_path / "shared.jsonl"
     shared = {"ledger": str(path), "population-name": "X", "rounds": 2, "spare-rounds": 0}
     config = RunConfig.from_flat({**config.flat(), **shared})
     pipeline = Run(config, grid_for(loopback, contexts), RunFolder(tmp_path / "run"))
-    book = Ledger.open(
-        path,
-        population="X",
-        total_epsilon=config.epsilon,
-        total_delta=config.delta,
-    )
-    book.reserve(
-        run="before",
-        query="votes",
-        round=1,
-        attempt=1,
-        noise_multiplier=pipeline.session.privacy_plan.main.multiplier,
+    total = {"total_epsilon": config.epsilon, "total_delta": config.delta}
+    multiplier = pipeline.session.privacy_plan.main.multiplier
+    Ledger.open(path, population="X", **total).reserve(
+        run="before", query="votes", round=1, attempt=1, noise_multiplier=multiplier
     )
     pipeline.run()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -91,8 +82,6 @@ def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) 
 def test_a_complete_run_under_plain_flower_says_that_nobody_is_asked(
     tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.server_apps.in_process import deployed, grid_for
-
     config, contexts = deployed(tmp_path)
     monkeypatch.setattr(main, "_log_to_stderr", lambda: None)
     monkeypatch.setattr(main, "write_page", lambda *_: None)
@@ -146,11 +135,6 @@ def test_a_run_of_another_process_gets_no_page(tmp_path: Path) -> None:
 def test_a_whole_run_leaves_its_page_and_ends_with_its_claim(
     tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from html import unescape
-
-    from privsyn_flower.config import RunConfig
-    from tests.server_apps.in_process import deployed, grid_for
-
     monkeypatch.setattr("privsyn_flower.app.report.html.markup.library", lambda: "")
     monkeypatch.setattr(main, "_log_to_stderr", lambda: None)  # it is for a process of its own
     config, contexts = deployed(tmp_path)
@@ -173,7 +157,7 @@ def test_a_cluster_that_nobody_can_join_ends_flowers_process(
 ) -> None:
     """Its main thread would go on trying for minutes. A cluster that is unfit alone does not."""
     users = tmp_path / "users.jsonl"
-    users.write_text("".join(f'{{"user_id": "u{i}", "text": "a b"}}\n' for i in range(20)))
+    write_rows(users, ["a b"] * 20, 1)
     flat = {
         "run-folder": str(tmp_path / "run"),
         "cache": str(tmp_path / "cache"),

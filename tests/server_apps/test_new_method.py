@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import privsyn_flower
-from tests.conftest import sentences
-from tests.server_apps.in_process import write_rows
+from tests.server_apps.in_process import with_texts
 
 PACKAGE = Path(privsyn_flower.__file__).parent
 FILES = {
@@ -131,8 +130,7 @@ def test_a_method_is_three_files(tmp_path: Path) -> None:
         (copy / name).write_text(text)
     (tmp_path / "run.py").write_text(RUN)
     (tmp_path / "toy.toml").write_text('method = "toy"\n[toy]\nsize = 12\n')
-    write_rows(tmp_path / "private.jsonl", sentences(120, 1))
-    write_rows(tmp_path / "public.jsonl", sentences(120, 2))
+    with_texts(tmp_path)
 
     def python(*arguments: str) -> str:
         paths = os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])

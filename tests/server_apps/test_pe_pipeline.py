@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,19 @@ import numpy as np
 import pytest
 
 from privsyn_flower.common.randomness import seeded
-from privsyn_flower.config import RunConfig, load_config
+from privsyn_flower.config import RunConfig
 from privsyn_flower.data import Federation, label_of, prepare
-from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.methods.sft import imitations
 from privsyn_flower.server_apps.methods.synthesis import Synthesis
 from privsyn_flower.text.models.adapters import WEIGHTS
 from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.variation import Rewrite
 from tests.conftest import sentences
-from tests.rigs.training_pipeline import Killed, killing
-from tests.server_apps.in_process import CONFIGS, one_thread, run, shared, small_config, texts
+from tests.server_apps.in_process import EVOLUTION, Killed, killing, reviews_config, run, texts
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 AUG_PE: dict[str, Any] = {
     "pe.selection": "rank",
@@ -36,25 +34,21 @@ AUG_PE: dict[str, Any] = {
 }
 
 
-def configured(shared: Path, generator: Path, method: str = "pe", **values: Any) -> RunConfig:
-    base: dict[str, Any] = {
-        "method": method,
-        "epsilon": 500.0,
-        "rounds": 2,
-        "simulation-seeded-noise": True,
-        f"{method}.population": 8,
-        f"{method}.lookahead": 1,
-        f"{method}.threshold": 0.0,
-        f"{method}.variation": "retrieval",
-        "expand.samples": 0,
-    }
-    return small_config(shared, generator, **{**base, **values})
+@pytest.fixture
+def configured(small: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
+    """Method and further keys -> a small configuration."""
+
+    def make(method: str = "pe", **values: Any) -> RunConfig:
+        own = {key.replace("pretext", method): value for key, value in EVOLUTION.items()}
+        return small(**{**own, "method": method, **values})
+
+    return make
 
 
 def test_pe_ends_with_public_neighbours_of_its_survivors(
-    shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path
+    configured: Any, shared: Path, loopback: Any, tmp_path: Path
 ) -> None:
-    config = configured(shared, causal_folder, benchmark=True)
+    config = configured(benchmark=True)
     summary, _ = run(config, loopback, tmp_path)
     written = texts(tmp_path)
     assert summary["method"] == "pe" and summary["rounds"] == 2
@@ -68,16 +62,12 @@ def test_pe_ends_with_public_neighbours_of_its_survivors(
 
 
 def test_aug_pe_of_a_model_interrupted_and_resumed(
-    shared: Path,
-    causal_folder: Path,
-    loopback: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = configured(shared, causal_folder, **AUG_PE)
+    config = configured(**AUG_PE)
     summary, _ = run(config, loopback, tmp_path / "whole")
     assert len(texts(tmp_path / "whole", "initial")) == 16
-    query = json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[0])
+    query, *_ = read_jsonl(tmp_path / "whole" / "metrics.jsonl")
     assert query["survivors"] <= 8 and summary["synthetic_samples"] <= 8
 
     vary, left = Rewrite.vary, [1]  # the first round's variation is the one that breaks
@@ -110,9 +100,8 @@ def labelled(tmp_path: Path) -> dict[str, Any]:
         {"user_id": f"p{i}", "text": text, "label": LABELS[i % 3]}
         for i, text in enumerate(sentences(120, 2))
     ]
-    for name, rows in (("private", private), ("public", public)):
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / f"{name}.jsonl").write_text(lines)
+    write_jsonl(tmp_path / "private.jsonl", private)
+    write_jsonl(tmp_path / "public.jsonl", public)
     return {
         "data.path": str(tmp_path / "private.jsonl"),
         "data.public-path": str(tmp_path / "public.jsonl"),
@@ -123,19 +112,14 @@ def labelled(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["pe", "pretext"])
 def test_votes_within_classes_of_public_text(
-    shared: Path,
-    causal_folder: Path,
-    loopback: Any,
-    tmp_path: Path,
-    labelled: dict[str, Any],
-    method: str,
+    configured: Any, loopback: Any, tmp_path: Path, labelled: dict[str, Any], method: str
 ) -> None:
     """Masked sums of three nodes: texts move candidates of their own class alone, others nothing,
     and the text that is written has the class of the seeds that the generator was shown."""
     own = {f"{method}.labels": ", ".join(LABELS), f"{method}.lookahead": 2, "expand.samples": 9}
     values = {**labelled, **own, f"{method}.clip": "worst-case", f"{method}.vote-bound": 3.0}
     values |= {"benchmark": True, "evaluation.controls": "noise"}
-    config = configured(shared, causal_folder, method, **values)
+    config = configured(method, **values)
     summary, _ = run(config, loopback, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     users = Federation(prepare(config.data, tmp_path / "cache")).shard(0, 1)
@@ -168,42 +152,14 @@ def test_aug_pe_on_reviews_end_to_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The paper's configuration with labelled stand-ins: one node, no public text; resumed, too."""
-    name = CONFIGS / "papers" / "aug-pe-popri-openreview-eps4.toml"
-    labels = load_config(name).classes
-    source = tmp_path / "reviews.jsonl"
-    rows = [
-        {"text": text, "label": labels[i % len(labels)]}
-        for i, text in enumerate(sentences(60, seed=4))
-    ]
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = load_config(
-        name,
-        {
-            "cache": str(tmp_path / "cache"),
-            "rounds": 2,
-            "simulation-seeded-noise": True,
-            "data.path": str(source),
-            "data.users": 30,
-            "data.held-out-users": 15,
-            "data.development-users": 10,
-            "models.embedder": "ngram-32",
-            "models.generator": str(causal_folder),
-            "models.downstream": str(masked_folder),
-            "models.device": "cpu",
-            "generation.backend": "huggingface",
-            "generation.chat": False,
-            "pe.population": 12,
-            "pe.copies": 2,
-            "pe.rewrite": "A {label} one {style}: {text}",
-            "expand.min-words": 1,
-            "expand.max-tokens": 12,
-            "evaluation.controls": "noise",
-            "evaluation.steps": 3,
-            "evaluation.batch-size": 4,
-            "evaluation.sequence-length": 24,
-            "evaluation.bootstrap": 100,
-        },
-    )
+    values = {
+        "rounds": 2, "simulation-seeded-noise": True, "generation.chat": False,
+        "pe.population": 12, "pe.copies": 2, "pe.rewrite": "A {label} one {style}: {text}",
+        "evaluation.controls": "noise",
+    }  # fmt: skip
+    name, models = "aug-pe-popri-openreview-eps4", (causal_folder, masked_folder)
+    config = reviews_config(name, tmp_path, *models, **values)
+    labels = config.classes
     vary, asked = Rewrite.vary, list[tuple[str, int]]()
 
     def watched(self: Rewrite, *arguments: Any) -> list[str]:
@@ -244,14 +200,12 @@ def test_aug_pe_on_reviews_end_to_end(
     assert read_jsonl(tmp_path / "broken" / "synthetic.jsonl") == synthetic
 
 
-def test_sft_writes_with_what_it_learned(
-    shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path
-) -> None:
+def test_sft_writes_with_what_it_learned(configured: Any, loopback: Any, tmp_path: Path) -> None:
     """POPri's PE+SFT: PrE-Text's seeds teach the generator, at the same epsilon."""
     found = {}
     for epochs in (0, 2):
         values = {"sft.epochs": epochs, "sft.learning-rate": 1e-2, "expand.samples": 6}
-        config = configured(shared, causal_folder, "pretext", **values)
+        config = configured("pretext", **values)
         found[epochs] = run(config, loopback, tmp_path / str(epochs))[0]
     adapter = tmp_path / "2" / "sft" / "synthetic" / "epoch-2" / WEIGHTS
     assert adapter.is_file() and not (tmp_path / "0" / "sft").exists()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from privsyn_flower.app.cli.ending import ending
-from privsyn_flower.config import RunConfig, load_config, split_list
+from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.runs import RunFolder, read_jsonl
@@ -19,28 +18,25 @@ from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.preference import PreferenceTrainer
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.serving.http_client import ServerError
-from tests.conftest import sentences
-from tests.rigs.http_generator import Fake, choices
+from tests.rigs.http_generator import Body, Fake, choices
 from tests.server_apps.in_process import (
-    CONFIGS,
     POPRI,
     PRETEXT,
+    Killed,
     charges,
-    one_thread,
+    killing,
+    reviews_config,
     run,
-    shared,
-    small_config,
+    texts,
 )
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
-
 
 @pytest.fixture
-def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
+def configured(small: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
     """Dotted keys on top of a run of one round -> the configuration."""
-    return partial(small_config, shared, causal_folder, **POPRI, **PRETEXT)
+    return partial(small, **POPRI, **PRETEXT)
 
 
 def test_a_benchmark_at_full_size_in_small(configured: Any, loopback: Any, tmp_path: Path) -> None:
@@ -93,11 +89,8 @@ def test_benchmark_compares_with_every_control(
     for name in ("accuracy", "candidates", "distances"):
         assert (tmp_path / "run" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     # The controls are generators of their own: the same prompts, other texts.
-    texts = {
-        name: [row["text"] for row in read_jsonl(tmp_path / "run" / f"{name}.jsonl")]
-        for name in ("synthetic", "control", "unaligned", "rival")
-    }
-    assert len(set(map(tuple, texts.values()))) == 4
+    names = ("synthetic", "control", "unaligned", "rival")
+    assert len({tuple(texts(tmp_path / "run", name)) for name in names}) == 4
     # The noise is the released one's, and no user is in it.
     (own,) = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     (noise,) = read_jsonl(tmp_path / "run" / "control" / "metrics.jsonl")
@@ -184,12 +177,8 @@ def test_the_models_are_closed_whatever_happens(
     if not fails:
         run(configured(), loopback, tmp_path / "run")
     else:
-
-        def broken(*_: Any, **__: Any) -> None:
-            raise ImportError("no such library")
-
-        monkeypatch.setattr(PreferenceTrainer, "train", broken)
-        with pytest.raises(ImportError, match="no such library"):
+        killing(monkeypatch, PreferenceTrainer, "train")
+        with pytest.raises(Killed):
             run(configured(), loopback, tmp_path / "run")
         assert not (tmp_path / "run" / "summary.json").exists()
         # What was released is in the run's ledger, and a resumed run begins with it.
@@ -198,57 +187,54 @@ def test_the_models_are_closed_whatever_happens(
 
 
 @pytest.fixture
-def fake() -> Iterator[Fake]:
-    server = Fake()
-    server.answers["/v1/completions"] = lambda body: (200, choices(*served(body)))
-    yield server
-    server.server.shutdown()
-    server.server.server_close()
-
-
-def served(body: dict[str, Any]) -> list[str]:
+def server(fake: Fake) -> Fake:
     """Distinct texts, then what a base model goes on with."""
-    return [f"served {body['seed']} copy {i}\n{HEADING} 9\nrest" for i in range(body["n"])]
+
+    def complete(body: Body) -> Any:
+        texts = (f"served {body['seed']} copy {i}\n{HEADING} 9\nrest" for i in range(body["n"]))
+        return 200, choices(*texts)
+
+    fake.answers["/v1/completions"] = complete
+    return fake
 
 
 def test_pretext_expands_on_a_given_server(
-    configured: Any, loopback: Any, tmp_path: Path, fake: Fake
+    configured: Any, loopback: Any, tmp_path: Path, server: Fake
 ) -> None:
     config = configured(
         **{
             "method": "pretext",
             "generation.backend": "openai",
-            "generation.base-url": fake.url,
+            "generation.base-url": server.url,
             "models.generator": "m",
             "expand.temperature": 0.5,
             "expand.top-p": 0.25,
         }
     )
     summary, _ = run(config, loopback, tmp_path / "run")
-    bodies = fake.bodies()
+    bodies = server.bodies()
     assert {(b["model"], b["temperature"], b["top_p"], b["max_tokens"]) for b in bodies} == {
         ("m", 0.5, 0.25, 12)
     }
     assert all(b["prompt"].startswith("List of 6 diverse") for b in bodies)
-    texts = [row["text"] for row in read_jsonl(tmp_path / "run" / "synthetic.jsonl")]
-    written = texts[summary["seeds_in_front"] :]
+    written = texts(tmp_path / "run")[summary["seeds_in_front"] :]
     assert len(written) == 8 and set(written) <= {f"served {b['seed']} copy 0" for b in bodies}
 
 
 def test_a_server_without_adapters_is_named_before_anything_is_asked(
-    configured: Any, loopback: Any, tmp_path: Path, fake: Fake, causal_folder: Path
+    configured: Any, loopback: Any, tmp_path: Path, server: Fake, causal_folder: Path
 ) -> None:
     """The error says what the server lacks; where it has that, the same folder goes on."""
-    values = {"generation.backend": "vllm", "generation.base-url": fake.url, "rounds": 2}
+    values = {"generation.backend": "vllm", "generation.base-url": server.url, "rounds": 2}
     with pytest.raises(ServerError, match=r"adapter .*cannot be loaded.*--enable-lora"):
         run(configured(**values), loopback, tmp_path / "run")
     assert not RunFolder(tmp_path / "run").has_rounds() and not charges(tmp_path / "run")
-    assert [path for path, _ in fake.asked if "adapter" in path] == ["/v1/load_lora_adapter"]
+    assert [path for path, _ in server.asked if "adapter" in path] == ["/v1/load_lora_adapter"]
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
-        fake.answers[path] = lambda body: (200, {})
+        server.answers[path] = lambda body: (200, {})
     summary, _ = run(configured(**values), loopback, tmp_path / "run")
     assert summary["rounds"] == 2 and len(charges(tmp_path / "run")) == 2
-    assert {b["model"] for b in fake.bodies()} > {str(causal_folder)}
+    assert {b["model"] for b in server.bodies()} > {str(causal_folder)}
     assert not list((tmp_path / "run" / "popri").glob("trial*"))
 
 
@@ -256,43 +242,14 @@ def test_openreview_end_to_end(
     loopback: Any, tmp_path: Path, causal_folder: Path, masked_folder: Path
 ) -> None:
     """The paper's class-conditional run with labelled stand-ins: one node, no public text."""
-    paper = load_config(CONFIGS / "papers" / "popri-openreview-eps4.toml")
-    labels = split_list(paper.popri.labels)
-    rows = [
-        {"text": text, "label": labels[i % len(labels)]}
-        for i, text in enumerate(sentences(60, seed=4))
-    ]
-    source = tmp_path / "reviews.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = load_config(
-        CONFIGS / "papers" / "popri-openreview-eps4.toml",
-        {
-            "cache": str(tmp_path / "cache"),
-            "rounds": 1,
-            "data.path": str(source),
-            "data.users": 30,
-            "data.held-out-users": 15,
-            "data.development-users": 10,
-            "models.embedder": "ngram-32",
-            "models.generator": str(causal_folder),
-            "models.downstream": str(masked_folder),
-            "models.device": "cpu",
-            "generation.backend": "huggingface",
-            "popri.prompts": 10,
-            "popri.responses": 3,
-            "popri.rejected-rank": 3,
-            "popri.epochs": 1,
-            "popri.select-samples": 16,
-            "expand.samples": 15,
-            "expand.min-words": 1,
-            "expand.max-tokens": 12,
-            "evaluation.controls": "all",
-            "evaluation.steps": 3,
-            "evaluation.batch-size": 4,
-            "evaluation.sequence-length": 24,
-            "evaluation.bootstrap": 100,
-        },
-    )
+    values = {
+        "rounds": 1, "popri.prompts": 10, "popri.responses": 3, "popri.rejected-rank": 3,
+        "popri.epochs": 1, "popri.select-samples": 16, "expand.samples": 15,
+        "evaluation.controls": "all",
+    }  # fmt: skip
+    name, models = "popri-openreview-eps4", (causal_folder, masked_folder)
+    config = reviews_config(name, tmp_path, *models, **values)
+    labels = config.classes
     summary, grid = run(config, loopback, tmp_path / "run")
     assert len(grid.nodes) == 1
     synthetic = read_jsonl(tmp_path / "run" / "synthetic.jsonl")

@@ -13,34 +13,40 @@ from privsyn_flower.app.cli.proximity import filter_by
 from privsyn_flower.app.public.proximity import Thresholds
 from privsyn_flower.app.report.forms import checklist
 from privsyn_flower.common.progress import silent
-from privsyn_flower.config import ConfigError, RunConfig, to_toml
+from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_most
-from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.methods.proximity import (
+    ALL,
+    FILTERED,
+    NOISE,
+    RANDOM,
     filtered,
+    filtered_rows,
+    is_lstm,
     own_pool,
     remember_start,
     start_of,
+    subsets,
+    text_counts,
     thresholds_of,
+    train_anew,
 )
 from privsyn_flower.server_apps.privacy_plan import statement
 from privsyn_flower.server_apps.public_text import PublicText, public_text
+from privsyn_flower.text.models import lstm
 from tests.conftest import sentences
-from tests.server_apps.in_process import one_thread, run, shared, small_config
+from tests.server_apps.in_process import DP_FEDAVG, FTRL, run
+from tests.text.conftest import SENTENCES
 
-__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
-
-FTRL: dict[str, Any] = {
-    "method": "dp-ftrl",
-    "epsilon": 500.0,
+FILTERING: dict[str, Any] = {
+    **DP_FEDAVG,
+    **FTRL,
     "rounds": 2,
     "aggregation": "plain",
-    "training.noise": "aggregator",
-    "training.parameters": "layers",
-    "training.layers": "*norm*",
-    "training.max-steps": 1,
     "training.public-steps": 1,
     "ftrl.mechanism": "tree",
+    "ftrl.min-separation": 1,
     "proximity.filter": True,
     "proximity.least-quantile": 0.5,
 }
@@ -48,10 +54,9 @@ FTRL: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_a_run_writes_what_its_model_keeps(
-    shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path, monkeypatch: Any
+    small: Any, shared: Path, loopback: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    config = small_config(shared, causal_folder, **FTRL)
+    config = small(**FILTERING)
     folder = tmp_path / "run"
     summary, _ = run(config, loopback, folder)
     found, rows = summary["proximity"], read_jsonl(folder / "proximity.jsonl")
@@ -73,7 +78,6 @@ def test_a_run_writes_what_its_model_keeps(
     assert start is not None and start.parent == shared / "cache" / "models"
 
     # Of a finished run, the command filters other text as the run filtered its own.
-    (folder / "config.toml").write_text(to_toml(config))
     near = tmp_path / "near"
     file, report = filter_by(folder, shared / "public.jsonl", near, "text", None, {})
     assert report["of"] == 120 and report["run"]["rho_zcdp"] == summary["rho_zcdp"]
@@ -141,3 +145,62 @@ def test_keys() -> None:
         RunConfig.from_flat({**base, "proximity.filter": True, "data.source": "files"})
     with pytest.raises(ConfigError, match="keys of proximity belong to method = 'dp-fedavg' or"):
         RunConfig.from_flat({"proximity.filter": True})
+
+
+# New LSTMs of the benchmark: what each is trained on, and that nothing else differs ------------
+
+KINDS = {"m": "minority", "g": "general"}
+POOL = [
+    {"text": text, "source": KINDS[kind]} for text, kind in zip("abcdef", "mgmggm", strict=True)
+]
+
+
+def test_the_rows(caplog: pytest.LogCaptureFixture) -> None:
+    kept, by_noise = POOL[:3], POOL[3:4]
+    chosen = subsets(POOL, kept, by_noise, seed=3)
+    assert chosen[FILTERED] == kept and chosen[NOISE] == by_noise
+    drawn = {"".join(str(row["text"]) for row in subsets(POOL, kept, None, seed=seed)[RANDOM])
+             for seed in range(30)}  # fmt: skip
+    assert len(drawn) > 5 and {len(set(texts)) for texts in drawn} == {3}
+    assert caplog.text == ""
+    assert set(subsets(POOL, kept, [], seed=3)) == {FILTERED, RANDOM}, "no empty row"
+    assert "scratch_noise: no text was kept" in caplog.text
+    assert subsets(POOL, [], None, seed=3) == {}
+
+
+def test_the_minoritys_share() -> None:
+    assert text_counts({ALL: POOL, FILTERED: POOL[:3], NOISE: POOL[1:]}) == {
+        "texts": {ALL: 6, FILTERED: 3, NOISE: 5},
+        "minority_share": {ALL: 0.5, FILTERED: 0.66667, NOISE: 0.4},
+    }
+    assert text_counts({ALL: [{"text": "a"}]}) == {"texts": {ALL: 1}}, "nobody is a minority"
+
+
+def test_what_the_filter_left(tmp_path: Path) -> None:
+    rows = [{"text": "a\u2028b", "after": -1.0}, {"text": "c"}]
+    write_jsonl(tmp_path / "proximity.jsonl", rows)
+    assert filtered_rows(tmp_path) == rows
+
+
+def test_rows_differ_in_their_text_alone(tmp_path: Path) -> None:
+    start = lstm.make_lstm(
+        tmp_path / "start", SENTENCES, words=60, hidden=12, embedding=6, steps=9, batch_words=64
+    )
+    assert is_lstm(start)
+    config = RunConfig.from_flat(
+        {"models.device": "cpu", "models.lstm-batch-words": 64, "models.train-steps": 2}
+    )
+    rows = [{"text": text} for text in SENTENCES]
+    every = train_anew(config, start, rows, tmp_path / "anew" / "all", silent)
+    few = train_anew(config, start, rows[:3], tmp_path / "anew" / "few", silent)
+    weights = "model.safetensors"
+    # All text again is the start again: the same words, first weights, order and nine steps.
+    assert (every / weights).read_bytes() == (start / weights).read_bytes()
+    assert (few / weights).read_bytes() != (start / weights).read_bytes()
+    before = (few / weights).stat().st_mtime_ns
+    assert train_anew(config, start, [], few, silent) == few
+    assert (few / weights).stat().st_mtime_ns == before, "found, not made again"
+
+
+def test_another_model_is_none(causal_folder: Path) -> None:
+    assert not is_lstm(causal_folder)

@@ -1,9 +1,9 @@
-"""What would fail after the first question fails before it: nothing is asked, nothing is paid."""
+"""What would fail after the first question fails before it: nothing is asked, nothing is paid. What
+a run makes for itself, and what it says beforehand of its result."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,27 @@ import huggingface_hub
 import pytest
 
 from privsyn_flower.app.preflight import check_ready
+from privsyn_flower.app.report.summaries import verdict_lines
+from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import RunConfig
-from privsyn_flower.server_apps.methods import synthesis
-from privsyn_flower.server_apps.readiness import _classes_of_no_package, faults
+from privsyn_flower.server_apps.methods import recipe_of, synthesis
+from privsyn_flower.server_apps.readiness import _classes_of_no_package, faults, notes
 from privsyn_flower.text.generators import HuggingFaceGenerator
+from privsyn_flower.text.models.packaged import INSTALL
+from privsyn_flower.text.tiny import models as tiny_models
 from tests.rigs.http_generator import Body, Fake, choices
 from tests.server_apps.in_process import (
     POPRI,
     PRETEXT,
+    Killed,
     charges,
     grid_for,
-    one_thread,
+    killing,
+    run,
     run_on,
-    shared,
     simulated,
-    small_config,
     texts,
 )
-
-__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 WRITES = {**PRETEXT, "method": "pretext", "epsilon": 500.0, "rounds": 2, "expand.samples": 4}
 FEW = {"generation.retries": 1, "generation.concurrency": 2}
@@ -39,7 +41,7 @@ CTCL = {"method": "ctcl", "ctcl.histogram": False, "ctcl.condition": "none"}
 
 
 @pytest.fixture
-def server() -> Iterator[Fake]:
+def server(fake: Fake) -> Fake:
     """Does not know the model n, writes words after every prompt, and takes no adapters."""
 
     def complete(body: Body) -> Any:
@@ -47,11 +49,8 @@ def server() -> Iterator[Fake]:
             return 404, {"error": {"message": "no such model"}}
         return 200, choices(*(f"some words {body['seed']} {i}" for i in range(body["n"])))
 
-    fake = Fake()
     fake.answers["/v1/completions"] = complete
-    yield fake
-    fake.server.shutdown()
-    fake.server.server_close()
+    return fake
 
 
 @pytest.mark.slow
@@ -91,21 +90,13 @@ def server() -> Iterator[Fake]:
     ],
 )  # fmt: skip
 def test_nothing_is_asked_for_a_result_that_could_not_be(
-    values: dict[str, Any],
-    words: str,
-    shared: Path,
-    loopback: Any,
-    tmp_path: Path,
-    server: Fake,
-    causal_folder: Path,
+    values: dict[str, Any], words: str, small: Any, loopback: Any, tmp_path: Path, server: Fake,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     served = "generation.backend" in values and "generation.base-url" not in values
-    given = {"generation.base-url": server.url, "models.conditional": str(causal_folder)}
-    config = small_config(
-        shared, causal_folder, **{**WRITES, **(given if served else {}), **values}
-    )
+    given = {"generation.base-url": server.url} if served else {}
+    config = small(**{**WRITES, **given, **values})
     grid = grid_for(loopback, simulated(config))
     with pytest.raises((ValueError, RuntimeError), match=words):
         run_on(grid, config, tmp_path / "run")
@@ -114,49 +105,32 @@ def test_nothing_is_asked_for_a_result_that_could_not_be(
 
 
 def test_trying_loads_no_model_twice_and_changes_no_text(
-    shared: Path,
-    loopback: Any,
-    tmp_path: Path,
-    causal_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    small: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config(
-        shared, causal_folder, **{**WRITES, "simulation-seeded-noise": True, "rounds": 1}
-    )
+    config = small(**{**WRITES, "simulation-seeded-noise": True, "rounds": 1})
     loaded = list[str]()
     load = HuggingFaceGenerator._load
     monkeypatch.setattr(
         HuggingFaceGenerator, "_load", lambda self: loaded.append(self._name) or load(self)
     )
-    tried = run_on(grid_for(loopback, simulated(config)), config, tmp_path / "tried")
+    tried, _ = run(config, loopback, tmp_path / "tried")
     assert len(loaded) == 1 and "models" in tried["stage_seconds"]
     monkeypatch.setattr(synthesis, "try_prompts", lambda *_, **__: None)
-    run_on(grid_for(loopback, simulated(config)), config, tmp_path / "untried")
+    run(config, loopback, tmp_path / "untried")
     assert texts(tmp_path / "tried") == texts(tmp_path / "untried")
 
 
 def test_a_run_without_rounds_left_tries_nothing(
-    shared: Path,
-    loopback: Any,
-    tmp_path: Path,
-    causal_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    small: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed in the expansion: on a resume the generator is used for what it was paid for."""
-    config = small_config(
-        shared, causal_folder, **{**WRITES, "rounds": 1, "expand.include-seeds": False}
-    )
-    expand = synthesis.expand
-
-    def killed(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(synthesis, "expand", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run_on(grid_for(loopback, simulated(config)), config, tmp_path / "run")
-    monkeypatch.setattr(synthesis, "expand", expand)
-    monkeypatch.setattr(synthesis, "try_prompts", killed)
-    run_on(grid_for(loopback, simulated(config)), config, tmp_path / "run")
+    config = small(**{**WRITES, "rounds": 1, "expand.include-seeds": False})
+    with monkeypatch.context() as patch:
+        killing(patch, synthesis, "expand")
+        with pytest.raises(Killed):
+            run(config, loopback, tmp_path / "run")
+    killing(monkeypatch, synthesis, "try_prompts")
+    run(config, loopback, tmp_path / "run")
     assert len(texts(tmp_path / "run")) == 4 and len(charges(tmp_path / "run")) == 1
 
 
@@ -170,15 +144,9 @@ def test_a_run_without_rounds_left_tries_nothing(
     ],
 )
 def test_plan_and_run_ask_the_server_for_a_token(
-    values: dict[str, Any],
-    words: str,
-    shared: Path,
-    tmp_path: Path,
-    server: Fake,
-    causal_folder: Path,
+    values: dict[str, Any], words: str, small: Any, tmp_path: Path, server: Fake
 ) -> None:
-    given = {**WRITES, **SERVED, "generation.base-url": server.url, **values}
-    config = small_config(shared, causal_folder, **given)
+    config = small(**{**WRITES, **SERVED, "generation.base-url": server.url, **values})
     found = [finding.text for finding in check_ready(config, tmp_path / "run") if finding.fatal]
     assert len(found) == bool(words)
     assert all(re.search(words, text) for text in found)
@@ -196,3 +164,107 @@ def test_a_class_of_docstrings_is_a_package_of_theirs() -> None:
     assert told in faults(RunConfig.from_flat(odd))
     elsewhere = {**odd, "data.source": "hub:x", "data.label-column": "kind"}
     assert not list(_classes_of_no_package(RunConfig.from_flat(elsewhere)))
+
+
+# The models that a run makes ---------------------------------------------------------------
+
+TINY = {f"models.{kind}": "tiny" for kind in ("infiller", "generator", "downstream")}
+SEEDS = {"method": "pretext", "expand.samples": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "needed"),
+    [
+        (SEEDS, set()),
+        ({**SEEDS, "pretext.variation": "mask-fill"}, {"infiller"}),
+        ({**SEEDS, "expand.samples": 4}, {"generator"}),
+        ({**SEEDS, "benchmark": True, "evaluation.controls": ""}, {"downstream"}),
+        ({"method": "popri", "expand.samples": 4}, {"generator"}),
+    ],
+    ids=["seeds", "mask-fill", "expansion", "benchmark", "popri"],
+)
+def test_a_run_makes_what_it_loads(
+    values: dict[str, Any], needed: set[str], small: Any, loopback: Any, tmp_path: Path,
+    causal_folder: Path, masked_folder: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    made = set[str]()
+
+    def ensure(kind: str, *_: Any) -> Path:
+        made.add(kind)
+        return masked_folder if kind == "infiller" else causal_folder
+
+    monkeypatch.setattr(tiny_models, "ensure_model", ensure)
+    config = small(**{**POPRI, **PRETEXT, **TINY, **values})
+    summary, _ = run(config, loopback, tmp_path / "run")
+    assert made == needed and summary["verdict"]["sentences"]
+    # What is checked before the run is what it loads; the benchmark's model is told apart.
+    loads = recipe_of(config).loads(config) - {"embedder"}
+    assert loads == needed - ({"downstream"} if config.benchmark else set())
+
+
+# Notes on what the result will be ----------------------------------------------------------
+
+OWN = {"data.source": "files", "data.path": "/users.jsonl", "data.public-path": "/public.jsonl"}
+REAL = f"{INSTALL} and set models.generator = 'smollm2' (English)"
+
+
+def own(**values: Any) -> list[str]:
+    return notes(RunConfig.from_flat({**OWN, **values}))
+
+
+@pytest.mark.parametrize(
+    ("values", "begin"),
+    [
+        ({"method": "pretext"}, "expand.samples = 0: the result is the seeds"),
+        ({"method": "pe", "expand.samples": 9}, "models.generator = 'tiny' is a very small"),
+        ({"method": "pretext", "models.generator": "small"}, "models.generator = 'small' is"),
+        ({"method": "popri"}, "models.generator = 'tiny' is"),
+    ],
+)
+def test_one_line_says_what_it_writes_and_the_way_out(values: Any, begin: str) -> None:
+    (line,) = own(**values)
+    assert line.startswith(begin) and "fragments" in line and "English docstrings" in line
+    assert line.endswith(f"{REAL}, or name the folder of any causal model")
+
+
+def test_in_place_of_a_conditional_model_a_folder_is_advised() -> None:
+    (line,) = own(method="ctcl")
+    assert line.startswith("models.conditional = 'tiny'") and "smollm2" not in line
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"data.source": "docstrings", "data.path": "", "data.public-path": ""},
+        {"models.generator": "/some/model"},
+        {"method": "dp-fedavg"},
+    ],
+)
+def test_nothing_is_said_where_no_such_model_writes(values: dict[str, Any]) -> None:
+    assert own(**{"method": "pretext", **values}) == []
+
+
+def test_the_report_has_them() -> None:
+    summary = {
+        "method": "pretext", "dataset": "files:a.jsonl", "users": 9, "epsilon": 1.0, "delta": 1e-6,
+        "threat_model": "honest-but-curious server", "unit": "user", "adjacency": "zero-out",
+        "accountant": "exact", "rounds": 1, "notes": ["it writes fragments"],
+    }  # fmt: skip
+    assert verdict_lines(summary) == ["note: it writes fragments"]
+    assert "- pretext, epsilon 1: note: it writes fragments" in report([summary])
+
+
+def test_a_run_with_canaries_says_that_it_is_an_audit() -> None:
+    flat = {"data.source": "docstrings", "benchmark": True, "data.users": 40, "data.canaries": 12}
+    (told,) = notes(RunConfig.from_flat(flat))
+    assert told.startswith("12 of the 40 users are made up for an audit (data.canaries)")
+    assert notes(RunConfig.from_flat(flat | {"data.canaries": 0})) == []
+
+
+def test_a_benchmark_on_nobody_is_a_fault() -> None:
+    flat = {"data.source": "docstrings", "benchmark": True, "data.held-out-users": 0}
+    told = [one for one in faults(RunConfig.from_flat(flat)) if "held-out" in one]
+    assert told and told[0].startswith("benchmark = true with data.held-out-users = 0")
+    for more in ({"benchmark": False}, {"evaluation.on": "development"}):
+        assert not any("nobody" in one for one in faults(RunConfig.from_flat(flat | more)))

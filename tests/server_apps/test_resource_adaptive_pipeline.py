@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,16 @@ from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine import cohort
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from tests.server_apps.in_process import (
+    CTCL,
+    Killed,
     charges,
     grid_for,
+    killing,
     kind,
-    one_thread,
+    run,
     run_on,
-    shared,
     simulated,
-    small_config,
 )
-
-__all__ = ["one_thread", "shared"]
 
 pytestmark = pytest.mark.slow
 
@@ -38,26 +38,9 @@ NODES = 6
 
 
 @pytest.fixture
-def config(shared: Path, causal_folder: Path, tmp_path: Path, monkeypatch: Any) -> RunConfig:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    values: dict[str, Any] = {
-        "method": "resource-adaptive",
-        "epsilon": 500.0,
-        "rounds": 1,
-        "nodes": NODES,
-        "aggregation": "plain",
-        "models.conditional": str(causal_folder),
-        "ctcl.topic-count": 4,
-        "ctcl.histogram-multiplier": 0.0,
-        "ctcl.topic-threshold": 0.0,
-        "ctcl.max-source": 60,
-        "training.parameters": "lora",
-        "training.lora-rank": 2,
-        "training.max-steps": 1,
-        "expand.samples": 20,
-        "resource-adaptive.pool": 2,
-    }
-    return small_config(shared, causal_folder, **values)
+def config(small: Callable[..., RunConfig]) -> RunConfig:
+    values = {"method": "resource-adaptive", "rounds": 1, "nodes": NODES, "ctcl.topic-count": 4}
+    return small(**{**CTCL, **values, "expand.samples": 20, "resource-adaptive.pool": 2})
 
 
 def asked(grid: Any) -> dict[str, Counter[int]]:
@@ -73,23 +56,18 @@ def test_each_group_is_asked_its_own_questions_and_the_votes_choose(
     config: RunConfig, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after the vote was released, and resumed: nobody is asked again."""
-
-    def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(resource_adaptive, "top_by_votes", killed)
+        killing(patch, resource_adaptive, "top_by_votes")
         grid = grid_for(loopback, simulated(config))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             run_on(grid, config, path)
     sent = asked(grid)
     strong, weak = {1, 2, 3}, {4, 5, 6}
     assert set(sent["train"]) == strong
     assert sent["query.votes"] == Counter(dict.fromkeys(range(1, NODES + 1), 1))
 
-    grid = grid_for(loopback, simulated(config))
-    summary = run_on(grid, config, path)
+    summary, grid = run(config, loopback, path)
     assert set(asked(grid)) <= {"query.hello"}
     made, found = privacy_plan(config), charges(path)
     groups = [row["group"].rpartition("/")[2] for row in found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,7 @@ from privsyn_flower.app.tracking import trackers as trackers_file
 from privsyn_flower.app.tracking.trackers import EVENTS, read_events
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.run import Run
-from tests.server_apps.in_process import (
-    PRETEXT,
-    grid_for,
-    run,
-    shared,
-    simulated,
-    small_config,
-)
-
-__all__ = ["shared"]
+from tests.server_apps.in_process import PRETEXT, run
 
 
 @pytest.fixture(autouse=True)
@@ -44,19 +35,16 @@ def logged(folder: Path, group: str) -> list[dict[str, Any]]:
     return [one for one in found if one["group"] == group]
 
 
-def config(shared: Path, causal_folder: Path, **values: Any) -> RunConfig:
-    return small_config(
-        shared,
-        causal_folder,
-        **{**PRETEXT, "rounds": 3, "epsilon": 500.0, "trackers": "tensorboard", **values},
-    )
+@pytest.fixture
+def config(small: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
+    """Dotted keys on top of a run of three rounds -> the configuration."""
+    base = {**PRETEXT, "rounds": 3, "epsilon": 500.0, "trackers": "tensorboard"}
+    return lambda **values: small(**{**base, **values})
 
 
 @pytest.mark.slow
-def test_a_whole_run_is_told(
-    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any
-) -> None:
-    settings, path = config(shared, causal_folder, benchmark=True), tmp_path / "run"
+def test_a_whole_run_is_told(config: Any, tmp_path: Path, loopback: Any) -> None:
+    settings, path = config(benchmark=True), tmp_path / "run"
     summary, _ = run(settings, loopback, path)
     (start,), (end,) = told(path, "begin"), told(path, "end")
     assert start["run"] == RunFolder(path).load_value("run")
@@ -68,11 +56,7 @@ def test_a_whole_run_is_told(
     } | {"nodes": 3}  # fmt: skip
     assert start["settings"]["pretext.population"] == 16
     rounds, rows = told(path, "log"), RunFolder(path).metrics()
-    assert [(r["group"], r["step"]) for r in rounds] == [
-        ("rounds", 1),
-        ("rounds", 2),
-        ("rounds", 3),
-    ]
+    assert [(r["group"], r["step"]) for r in rounds] == [("rounds", step) for step in (1, 2, 3)]
     assert [r["values"]["epsilon_so_far"] for r in rounds] == [r["epsilon_so_far"] for r in rows]
     stages = [stage["part"] for stage in logged(path, "stage_seconds")]
     assert stages[:2] == ["data", "models"] and "rounds" in stages
@@ -86,10 +70,9 @@ def test_a_whole_run_is_told(
 
 
 def test_a_resumed_run_repeats_no_step(
-    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    settings, path = config(shared, causal_folder), tmp_path / "run"
+    config: Any, tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, path = config(), tmp_path / "run"
     save = RunFolder.save_checkpoint
 
     def cut(folder: RunFolder, rnd: int, *rest: Any) -> None:
@@ -98,9 +81,8 @@ def test_a_resumed_run_repeats_no_step(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", cut)
-    folder = RunFolder(path)
-    with pytest.raises(KeyboardInterrupt), folder.lock():
-        Run(settings, grid_for(loopback, simulated(settings)), folder).run()
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, loopback, path)
     assert told(path, "end")[-1]["status"] == "stopped"
     assert [one["step"] for one in told(path, "log")] == [1]
     monkeypatch.setattr(RunFolder, "save_checkpoint", save)
@@ -113,17 +95,16 @@ def test_a_resumed_run_repeats_no_step(
 
 @pytest.mark.slow
 def test_a_run_is_the_same_whatever_its_tracker_does(
-    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    config: Any, tmp_path: Path, loopback: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(trackers_file, "START", "raise SystemExit(9)")
-    settings = config(shared, causal_folder, **{"simulation-seeded-noise": True})
+    settings = config(**{"simulation-seeded-noise": True})
     with_failure, _ = run(settings, loopback, tmp_path / "a")
     assert (
         len([text for text in caplog.messages if "tracker tensorboard: its process" in text]) == 1
     )
     without, _ = run(
-        config(shared, causal_folder, trackers="", **{"simulation-seeded-noise": True}),
+        config(trackers="", **{"simulation-seeded-noise": True}),
         loopback, tmp_path / "b",
     )  # fmt: skip
     clocks = {"stage_seconds", "wall_seconds"}
@@ -134,29 +115,24 @@ def test_a_run_is_the_same_whatever_its_tracker_does(
     assert synthetic[0] == synthetic[1]
 
 
-def test_a_method_that_asks_nobody_is_told_too(
-    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any
-) -> None:
-    run(config(shared, causal_folder, method="expand-only"), loopback, tmp_path / "run")
+def test_a_method_that_asks_nobody_is_told_too(config: Any, tmp_path: Path, loopback: Any) -> None:
+    run(config(method="expand-only"), loopback, tmp_path / "run")
     (start,), (end,) = told(tmp_path / "run", "begin"), told(tmp_path / "run", "end")
     assert end["status"] == "finished" and start["facts"]["epsilon"] == 0.0
     assert told(tmp_path / "run", "log") == []
 
 
-def test_a_failed_run_is_told_as_failed(
-    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any
-) -> None:
-    settings = config(shared, causal_folder, **{"data.public-path": str(tmp_path / "none.jsonl")})
+def test_a_failed_run_is_told_as_failed(config: Any, tmp_path: Path, loopback: Any) -> None:
+    settings = config(**{"data.public-path": str(tmp_path / "none.jsonl")})
     with pytest.raises(Exception, match=r"none\.jsonl"):
         run(settings, loopback, tmp_path / "run")
     assert told(tmp_path / "run", "end")[-1]["status"] == "failed"
 
 
 def test_what_is_missing_is_said_before_anything_is_done(
-    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    settings = config(shared, causal_folder)
+    config: Any, tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config()
     monkeypatch.setattr(
         "privsyn_flower.app.tracking.trackers.importlib.util.find_spec", lambda name: None
     )

@@ -36,39 +36,32 @@ from privsyn_flower.server_apps.public_text import PublicText, public_text
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.rounds import Rounds
-from tests.conftest import node_context, sentences
-from tests.rigs.training_pipeline import (
-    DP_FEDAVG,
-    FTRL,
-    Killed,
-    keys,  # noqa: F401
-    killing,
-)
+from tests.conftest import sentences
 from tests.server_apps.in_process import (
     CONFIGS,
+    DP_FEDAVG,
+    FTRL,
     HANDLERS,
     TEXTS_PER_USER,
+    Killed,
     charges,
     committed,
+    deployed_nodes,
+    ending_early,
     grid_for,
+    killing,
     kind,
-    one_thread,
     run,
     run_on,
-    shared,
-    small_config,
-    write_rows,
 )
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
-
 
 @pytest.fixture
-def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
+def configured(small: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
     """Dotted keys on top of DP-FedAvg in two rounds -> the configuration."""
-    return partial(small_config, shared, causal_folder, **DP_FEDAVG)
+    return partial(small, **DP_FEDAVG)
 
 
 POLICY = """
@@ -359,10 +352,8 @@ def test_the_model_is_the_last_one_of_a_run_that_ended_early_and_went_on(
 ) -> None:
     """It was killed after it had exported an earlier one."""
     config, path = configured(cache=str(tmp_path / "cache")), tmp_path / "run"
-    released = Rounds._ensure_released
     with monkeypatch.context() as patch:
-        early = lambda self, rnd: released(self, rnd) if rnd == 1 else None  # noqa: E731
-        patch.setattr(Rounds, "_ensure_released", early)
+        ending_early(patch)
         killing(patch, stages, "write_json", None)
         with pytest.raises(Killed):
             run(config, loopback, path)
@@ -428,16 +419,9 @@ def test_a_deployed_training_needs_no_public_text(
 ) -> None:
     """The nodes have the users; the server has the base and nothing to read."""
     there = {"data.path": "", "data.public-path": "", "training.public-steps": 0}
-    (tmp_path / "policy.toml").write_text(POLICY)
-    contexts = []
-    for number in range(3):
-        users = tmp_path / f"users-{number}.jsonl"
-        write_rows(users, sentences(6 * TEXTS_PER_USER, seed=number))
-        own = {"data": str(users), "weight": 6, "downstream": str(causal_folder), "device": "cpu"}
-        own |= {"cache": str(tmp_path / f"node-{number}"), "embedder": "ngram-64"}
-        own |= {"policy": str(tmp_path / "policy.toml")}
-        contexts.append(node_context(own, {}, number + 1))
-    grid = grid_for(loopback, contexts)
+    texts = [sentences(6 * TEXTS_PER_USER, seed=number) for number in range(3)]
+    own = {"downstream": str(causal_folder), "device": "cpu", "embedder": "ngram-64"}
+    grid = grid_for(loopback, deployed_nodes(tmp_path, POLICY, texts, **own))
     summary = run_on(grid, configured(**there), tmp_path / "run")
     assert summary["rounds"] == 2 and "benchmark" not in summary
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

@@ -4,8 +4,6 @@ paid for."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,61 +16,39 @@ from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import run as stages
 from privsyn_flower.server_apps.changes import changes_of, go_by
-from privsyn_flower.server_apps.methods import ctcl, recipe_of
+from privsyn_flower.server_apps.methods import ctcl
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.training import Training
 from privsyn_flower.server_apps.run import Run, nothing_predicted
-from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.text.models.adapters import WEIGHTS
 from tests.conftest import sentences
-from tests.server_apps.in_process import one_thread, run, shared, small_config, texts
+from tests.server_apps.in_process import (
+    DP_FEDAVG,
+    EVOLUTION,
+    Killed,
+    ending_early,
+    killing,
+    run,
+    texts,
+)
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
-EVOLUTION: dict[str, Any] = {
-    "epsilon": 500.0,
-    "rounds": 2,
-    "simulation-seeded-noise": True,
-    "pretext.population": 8,
-    "pretext.lookahead": 1,
-    "pretext.threshold": 0.0,
-    "pretext.variation": "retrieval",
-    "expand.samples": 0,
-}
 RESAMPLING = {"method": "ctcl", "ctcl.condition": "none", "ctcl.resample-pool": 2000}
 
 
-class Killed(BaseException):
-    """What no handler of ours catches."""
-
-
-def fatal(*args: Any, **kwargs: Any) -> Any:
-    raise Killed
-
-
-@contextmanager
-def early(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Runs end after their first round."""
-    released = Rounds._ensure_released
-    with monkeypatch.context() as patch:
-        first = lambda self, rnd: released(self, rnd) if rnd == 1 else None  # noqa: E731
-        patch.setattr(Rounds, "_ensure_released", first)
-        yield patch
-
-
 def test_the_generator_is_taught_again(
-    shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    small: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A training of the earlier seeds would be refused as one of other pairs."""
     taught = {"sft.epochs": 1, "sft.learning-rate": 1e-2, "expand.samples": 6}
-    config = small_config(shared, causal_folder, **{**EVOLUTION, **taught})
+    config = small(**{**EVOLUTION, **taught})
     path = tmp_path / "run"
     adapter = path / "sft" / "synthetic" / "epoch-1" / WEIGHTS
-    with early(monkeypatch) as patch, pytest.raises(Killed):
-        patch.setattr(stages, "write_json", fatal)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        ending_early(patch)
+        killing(patch, stages, "write_json")
         run(config, loopback, path)
     before = adapter.read_bytes()
     summary, _ = run(config, loopback, path)
@@ -82,19 +58,15 @@ def test_the_generator_is_taught_again(
 
 
 def test_the_lstms_of_the_filter_are_trained_again(
-    shared: Path, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from privsyn_flower.text.models.lstm import make_lstm
 
     words = sentences(30, seed=3)
     lstm = make_lstm(tmp_path / "lstm", words, steps=2, words=60, hidden=12, embedding=6)
     values: dict[str, Any] = {
-        "method": "dp-fedavg",
-        "epsilon": 500.0,
-        "rounds": 2,
+        **DP_FEDAVG,
         "training.parameters": "full",
-        "training.learning-rate": 0.5,
-        "training.max-steps": 1,
         "training.public-steps": 0,
         "proximity.filter": True,
         "proximity.least-score": -50.0,
@@ -102,13 +74,14 @@ def test_the_lstms_of_the_filter_are_trained_again(
         "benchmark": True,
         "evaluation.controls": "noise",
     }
-    config, path = small_config(shared, lstm, **values), tmp_path / "run"
-    with early(monkeypatch) as patch:
+    config, path = small(**values, **{"models.downstream": str(lstm)}), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        ending_early(patch)
         trained = Training._anew
 
         def once(*args: Any) -> Any:
             trained(*args)
-            raise Killed
+            raise Killed("_anew")
 
         patch.setattr(Training, "_anew", once)
         with pytest.raises(Killed):
@@ -122,23 +95,17 @@ def test_the_lstms_of_the_filter_are_trained_again(
     assert not list(path.glob("anew/*/earlier"))
 
 
-def test_the_pool_that_was_paid_for_stays_and_the_controls_goes(
-    shared: Path, causal_folder: Path, tmp_path: Path
-) -> None:
-    config = small_config(
-        shared, causal_folder, **{"method": "ctcl", "models.conditional": str(causal_folder)}
-    )
+def test_the_pool_that_was_paid_for_stays_and_the_controls_goes() -> None:
     recipe = object.__new__(ctcl.CTCLRecipe)
-    recipe.config = config
-    assert recipe_of(config) is ctcl.CTCLRecipe
+    recipe.config = RunConfig.from_flat({"method": "ctcl"})
     assert "control-pool.jsonl" in recipe.output_paths()
     assert not {"synthetic-pool.jsonl", "topics"} & set(recipe.output_paths())
 
 
 @pytest.fixture
-def over(shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path) -> tuple[Any, Path]:
+def over(small: Any, loopback: Any, tmp_path: Path) -> tuple[Any, Path]:
     """A configuration, and its finished run."""
-    config, path = small_config(shared, causal_folder, **EVOLUTION), tmp_path / "run"
+    config, path = small(**EVOLUTION), tmp_path / "run"
     run(config, loopback, path)
     return config, path
 
@@ -152,7 +119,7 @@ def test_a_run_that_is_killed_while_it_removes_is_not_complete(
     RunFolder(path).save_value("made-of", 1)
     (path / "control").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", fatal)
+        killing(patch, shutil, "rmtree")
         with pytest.raises(Killed):
             run(config, loopback, path)
     assert not (path / "synthetic.jsonl").exists() and not complete(path)
@@ -243,17 +210,13 @@ def test_a_benchmark_that_was_turned_off_later_stays_in_the_claim_of_a_baseline(
 
 
 def test_what_was_paid_for_outlives_an_expansion_that_drops_all(
-    shared: Path,
-    causal_folder: Path,
-    loopback: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    small: Any, shared: Path, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A status of its own, the seeds in their file, and a result by other settings; after a trial
     whose few texts were luckier."""
     monkeypatch.setattr(PrETextRecipe, "try_expansion", lambda self, seeds: None)
     values = {**EVOLUTION, "expand.samples": 4, "expand.min-words": 1000}
-    config, path = small_config(shared, causal_folder, **values), tmp_path / "run"
+    config, path = small(**values), tmp_path / "run"
     summary, _ = run(config, loopback, path)
     seeds = summary["seeds_in_front"]  # of one's own text they are released, and are no excuse
     assert summary["synthetic_samples"] == seeds == summary["seeds"] > 0 and complete(path)
@@ -292,7 +255,7 @@ def test_what_was_paid_for_outlives_an_expansion_that_drops_all(
     assert summary["changed"] == ["expand.min-words"]
     assert summary["side_by_side"]["synthetic"] == texts(path)[seeds:]
     written = summary["quality"]["writer"]
-    assert written["model"] == str(causal_folder) and written["parameters"] > 1000
+    assert written["model"] == config.models.generator and written["parameters"] > 1000
     assert summary["quality"]["texts"] == 4 and len(summary["voted"]["best"]) == 5
     assert summary["voted"]["shares"] == []  # files of nobody know no domains
     assert not any("too short" in why for why in summary.get("unusable", []))
