@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from privsyn_flower.config.section import Section
+from privsyn_flower.config.section import Section, split_list
 
 
 class EvaluationConfig(Section):
@@ -81,10 +81,8 @@ class EvaluationConfig(Section):
     @property
     def controls_named(self) -> list[str]:
         """The names in `controls`, but for "all"."""
-        named = [name.strip() for name in self.controls.split(",")]
-        return [name for name in named if name not in ("", "all")]
+        return [name for name in split_list(self.controls) if name != "all"]
 
     def compares(self, control: str) -> bool:
         """Whether the benchmark runs the control of this name."""
-        named = [name.strip() for name in self.controls.split(",")]
-        return control in named or "all" in named
+        return not {control, "all"}.isdisjoint(split_list(self.controls))

@@ -23,10 +23,8 @@ A later layer wins: configuration, [set], the method's `set`, the axes in their 
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -34,7 +32,15 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from privsyn_flower.config.schema import flat_defaults
-from privsyn_flower.config.section import ConfigError, Scalar, Section, explain, flatten
+from privsyn_flower.config.section import (
+    ConfigError,
+    Scalar,
+    Section,
+    check_known,
+    explain,
+    flatten,
+)
+from privsyn_flower.config.toml import read_toml
 
 Settings = dict[str, Scalar]
 Reference = Literal["pretrained", "majority", "start", "random_public", "private"]
@@ -51,10 +57,7 @@ def _checked(settings: object) -> Settings:
     for key, value in flat.items():
         if key in OWN:
             raise ValueError(f"{key} = {value!r}: leave it out, the command sets it for every run")
-        if key not in flat_defaults():
-            near = difflib.get_close_matches(key, flat_defaults(), n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"unknown configuration key {key!r}{hint}")
+        check_known(key, flat_defaults())
     return flat
 
 
@@ -221,12 +224,7 @@ def load_grid(path: Path, configs: Sequence[Path] = ()) -> GridConfig:
 
     Raises ConfigError that names file, key and value.
     """
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    tree = read_toml(path)
     if configs:
         tree["methods"] = [{"name": one.stem, "config": str(one.absolute())} for one in configs]
         tree.pop("against", None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,6 +15,15 @@ Scalar = bool | int | float | str
 
 class ConfigError(ValueError):
     """A key or value of the run configuration is wrong; the text names it and its bound."""
+
+
+@contextmanager
+def config_errors(place: str = "") -> Iterator[None]:
+    """A ValueError inside is a ConfigError: its text names the keys. place: before that text."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{place}{error}") from None
 
 
 class Section(BaseModel):
@@ -54,13 +64,18 @@ def nested(flat: Mapping[str, Scalar], known: Collection[str]) -> dict[str, Any]
     """Dotted keys -> tables. Raises ConfigError for one that is not known, with its neighbour."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"unknown configuration key {key!r}{hint}")
+        check_known(key, known)
         section, _, name = key.rpartition(".")
         (tree.setdefault(section, {}) if section else tree)[name] = value
     return tree
+
+
+def check_known(key: str, known: Collection[str]) -> None:
+    """Raises ConfigError for a key that is none of these, with its neighbour."""
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"unknown configuration key {key!r}{hint}")
 
 
 def split_list(text: str) -> list[str]:

@@ -6,12 +6,13 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
 from privsyn_flower.common.files import whole_path
 from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults
-from privsyn_flower.config.section import ConfigError, Scalar, flatten
+from privsyn_flower.config.section import ConfigError, Scalar, config_errors, flatten
 
 # What may stand without a benchmark in keys that can choose by private text.
 NOT_BY_TEXT: Mapping[str, tuple[Scalar, ...]] = {
@@ -27,11 +28,14 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Scalar] = {}) 
 
 
 def read_flat(path: Path | None) -> dict[str, Scalar]:
-    """The keys of a TOML file, dotted. Raises ConfigError."""
-    if path is None:
-        return {}
+    """The keys of a TOML file, dotted; none without one. Raises ConfigError."""
+    return {} if path is None else flatten(read_toml(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ConfigError that names it."""
     try:
-        return flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no configuration file at {path}") from None
     except OSError as error:
@@ -110,10 +114,8 @@ def check_paths(config: RunConfig) -> None:
     whole = absolute_paths(config, Path(config.run_folder).absolute()).flat()
     for key, value in config.flat().items():
         if value and whole[key] != value:
-            try:
+            with config_errors():
                 whole_path(str(value), key)
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
 
 
 def relocated(values: Mapping[str, Scalar], folder: Path) -> dict[str, Scalar]:

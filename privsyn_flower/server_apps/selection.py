@@ -18,6 +18,7 @@ import numpy as np
 
 from privsyn_flower.common.files import write_atomic
 from privsyn_flower.config import ConfigError, RunConfig, split_list
+from privsyn_flower.config.section import config_errors
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.models import Models
@@ -80,11 +81,6 @@ def candidate_rounds(rounds: int) -> list[int]:
     return sorted({-(-rounds * i // count) for i in range(1, count + 1)})
 
 
-def check_selection(models: Models, config: RunConfig) -> None:
-    """Raise ConfigError, before anything is asked, when the evaluation could not be asked."""
-    check_sequences(config, base_folder(models.folder("downstream")), evaluates=True)
-
-
 def check_sequences(config: RunConfig, base: Path, *, evaluates: bool) -> None:
     """Raise ConfigError where nodes could not read text with `base` as `[evaluation]` says.
 
@@ -98,23 +94,20 @@ def check_sequences(config: RunConfig, base: Path, *, evaluates: bool) -> None:
             f"evaluation.sequence-length = {own.sequence_length}: models.downstream = {base} "
             f"takes at most {most} tokens on the nodes"
         )
-    try:
+    with config_errors():
         check_special_tokens(base, own.special_tokens)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _facts(estimates: dict[str, Estimate]) -> dict[str, Any]:
     best = min(estimates, key=lambda name: estimates[name].loss)
-    figures = {
-        name: {
-            key: value
-            for key, value in asdict(estimate).items()
-            if key.startswith(("accuracy", "loss"))
-        }
-        for name, estimate in estimates.items()
-    }
-    return {"round": int(best.removeprefix("round-")), "estimates": figures}
+    by_model = {name: figures(estimate) for name, estimate in estimates.items()}
+    return {"round": int(best.removeprefix("round-")), "estimates": by_model}
+
+
+def figures(estimate: Estimate) -> dict[str, float]:
+    """A model's accuracy and loss with the ends of their intervals."""
+    kept = ("accuracy", "loss")
+    return {key: value for key, value in asdict(estimate).items() if key.startswith(kept)}
 
 
 def evaluation_caps(config: RunConfig) -> Caps:

@@ -18,6 +18,7 @@ from privsyn_flower.common.files import build_folder
 from privsyn_flower.common.progress import Progress
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
+from privsyn_flower.config.section import config_errors
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.synthesis.topic_counts import NoTopicLeft, resampled
@@ -78,10 +79,8 @@ def check_generator(config: RunConfig, generator: Path) -> None:
     """
     from privsyn_flower.text.models.pretrained import load_tokenizer
 
-    try:
+    with config_errors():
         end_of_text(load_tokenizer(generator, "models.conditional"))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     source, text = config[CtclConfig].max_source, config.evaluation.sequence_length
     longest = longest_sequence(generator)
     if (max(source, text) if encodes(generator) else source + text) > longest:
@@ -120,12 +119,10 @@ class Resampling:
     def clusters(self, pool: list[str]) -> TopicModel:
         """Of the pool; the run's own copy when it goes on. Raises ConfigError."""
         embedder, config = self.models.embedder(), self.config
-        try:
+        with config_errors(f"clusters of {len(pool)} synthetic texts: "):
             if (self.folder.path / TOPICS).is_dir():
                 return load_topics(self.folder.path / TOPICS, embedder.fingerprint)
             found = clusters_of(config, pool, embedder, self.models.progress)
-        except ValueError as error:
-            raise ConfigError(f"clusters of {len(pool)} synthetic texts: {error}") from None
         return keep_topics(self.folder.path, found)
 
     def draw(self, name: str, inputs: GenerationInputs, target: Path) -> Written:

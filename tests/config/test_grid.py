@@ -103,7 +103,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
 
 
 def test_a_grid_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"no configuration file at .*none\.toml"):
         load_grid(tmp_path / "none.toml")
 
 

@@ -17,7 +17,8 @@ from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.common.files import build_folder
 from privsyn_flower.common.randomness import seeded
-from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config import RunConfig
+from privsyn_flower.config.section import config_errors
 from privsyn_flower.evaluation.public import export_model
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.runs import RunFolder, read_jsonl
@@ -31,8 +32,8 @@ from privsyn_flower.server_apps.methods.stages import (
     public_pool,
     tokens_of,
 )
-from privsyn_flower.server_apps.methods.synthesis import Writing
-from privsyn_flower.server_apps.methods.training import Updating, local_steps
+from privsyn_flower.server_apps.methods.synthesis import Writing, texts_of
+from privsyn_flower.server_apps.methods.training import Updating, local_steps, noise_errors
 from privsyn_flower.server_apps.topics import (
     SYNTHETIC,
     Resampling,
@@ -100,7 +101,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     @classmethod
     def phases(cls, config: RunConfig) -> list[Phase]:
         """The histogram and the rounds. Raises ConfigError for numbers that make no such noise."""
-        try:
+        with noise_errors(config):
             return ctcl_phases(
                 config[CtclConfig],
                 cls.algorithm(config),
@@ -109,9 +110,6 @@ class CTCLRecipe(Updating, Writing[CTCL]):
                 nodes=config.nodes,
                 noise_multiplier=config.noise_multiplier,
             )
-        except ValueError as error:
-            of = f"ftrl.mechanism = {config.ftrl.mechanism!r}: " if config.uses("ftrl") else ""
-            raise ConfigError(f"{of}{error}") from None
 
     @classmethod
     def statement_fields(cls, config: RunConfig) -> dict[str, Any]:
@@ -202,7 +200,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         Raises ConfigError for topics of another embedder.
         """
         own, embedder = self.config[CtclConfig], self.models.embedder()
-        try:
+        with config_errors():
             if (self.folder.path / TOPICS).is_dir():
                 return load_topics(self.folder.path / TOPICS, embedder.fingerprint)
             if own.topics == "train":
@@ -212,8 +210,6 @@ class CTCLRecipe(Updating, Writing[CTCL]):
                 folder = Path(own.topics)
             found = load_topics(folder, embedder.fingerprint)
             return keep_topics(self.folder.path, found)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
 
     def strategy(self, folder: RunFolder) -> CTCL:
         config = self.config
@@ -230,14 +226,12 @@ class CTCLRecipe(Updating, Writing[CTCL]):
             seed=config.seed,
         )
         if config.updates:
-            try:
+            with config_errors():
                 strategy.begin(
                     users=config.round_users,
                     nodes=config.nodes,
                     noise_multiplier=self.run.session.privacy_plan.main.multiplier,
                 )
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
             strategy.attach(folder)
         return strategy
 
@@ -315,7 +309,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     def write(self, strategy: CTCL, purpose: str) -> list[LabelledText]:
         """The texts of a file of the run."""
-        return _texts(self.folder.path / f"{purpose}.jsonl")
+        return texts_of(self.folder.path / f"{purpose}.jsonl")
 
     def output_paths(self) -> list[str]:
         """The result's own pool stays: the histogram that was paid for is of its clusters."""
@@ -367,7 +361,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         stage = CONTROL if name == ROWS[NOISE] else name
         with self.run.clock(stage):
             self._write(stage, self._compared(name))
-            return _texts(self.folder.path / f"{stage}.jsonl")
+            return texts_of(self.folder.path / f"{stage}.jsonl")
 
     def _compared(self, name: str) -> GenerationInputs:
         """The generator and the shares of a control: the run's own, or what stands for them."""
@@ -413,11 +407,6 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         path = self.folder.path / "topics.png"
         draw_topics(self.topics.keywords, shares, true, path, caption=self.run.caption)
         return figures, []
-
-
-def _texts(path: Path) -> list[LabelledText]:
-    """The texts of a file that the run wrote."""
-    return [LabelledText(row["text"], row.get("label", "")) for row in read_jsonl(path)]
 
 
 def _has_topics(config: RunConfig) -> bool:

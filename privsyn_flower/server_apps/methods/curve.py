@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.plan import EVALUATIONS
 from privsyn_flower.queries.metrics import TooNoisyError
-from privsyn_flower.server_apps.selection import evaluation_caps
+from privsyn_flower.server_apps.selection import evaluation_caps, figures
 from privsyn_flower.strategies.engine.cohort import Cohort
 from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import Session
@@ -121,12 +121,6 @@ class Curve:
 def _name(rnd: int) -> str:
     """Of a model in its question, and of its figures in the run folder."""
     return f"round-{rnd:04d}-evaluated"
-
-
-def figures(estimate: Estimate) -> dict[str, float]:
-    """A model's accuracy and loss with the ends of their intervals."""
-    kept = ("accuracy", "loss")
-    return {key: value for key, value in asdict(estimate).items() if key.startswith(kept)}
 
 
 def gains(model: Estimate, start: Estimate) -> dict[str, list[float]]:

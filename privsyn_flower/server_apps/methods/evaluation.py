@@ -19,10 +19,10 @@ from privsyn_flower.evaluation.drawing import draw_intervals
 from privsyn_flower.privacy.plan import EVALUATIONS, Phase
 from privsyn_flower.queries.metrics import TooNoisyError, metrics_bound
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.methods.curve import figures, gains
+from privsyn_flower.server_apps.methods.curve import gains
 from privsyn_flower.server_apps.methods.recipe import Recipe, sampler_of
 from privsyn_flower.server_apps.methods.stages import Task, models_to_make, scoring
-from privsyn_flower.server_apps.selection import check_sequences
+from privsyn_flower.server_apps.selection import check_sequences, figures
 from privsyn_flower.strategies.evaluation.config import MeasureConfig
 from privsyn_flower.strategies.evaluation.strategy import Caps, evaluate
 from privsyn_flower.text.models.lm_metrics import base_folder

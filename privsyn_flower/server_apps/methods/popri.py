@@ -33,10 +33,11 @@ from privsyn_flower.server_apps.methods.stages import (
     tokens_of,
 )
 from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
-from privsyn_flower.server_apps.selection import CANDIDATES, check_selection, select_round
+from privsyn_flower.server_apps.selection import CANDIDATES, check_sequences, select_round
 from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.strategies.popri.strategy import POPri
 from privsyn_flower.strategies.synthesis.responses import Distance
+from privsyn_flower.text.models.lm_metrics import base_folder
 from privsyn_flower.text.prompts import HEADING, LabelledText
 from privsyn_flower.text.protocols import Trainer
 
@@ -153,7 +154,8 @@ class POPriRecipe(Synthesis[POPri]):
         with self.run.clock("models"):
             strategy = self.strategy(self.folder)
             if self.config[PopriConfig].select == "federated":
-                check_selection(self.models, self.config)
+                base = base_folder(self.models.folder("downstream"))
+                check_sequences(self.config, base, evaluates=True)
         return strategy
 
     def strategy(self, folder: RunFolder) -> POPri:

@@ -112,7 +112,7 @@ class Writing(Recipe[T]):
         """The texts in NAME.jsonl, made unless they are there: post-processing, costs nothing."""
         path = self.folder.path / f"{name}.jsonl"
         if path.exists():
-            return [LabelledText(row["text"], row.get("label", "")) for row in read_jsonl(path)]
+            return texts_of(path)
         if name == SYNTHETIC:
             self.folder.save_value(f"dropped-{name}", {})
         texts = self.write(strategy, name)
@@ -293,6 +293,11 @@ class Synthesis(Writing[S]):
     def comparison(self, name: str, private: Private) -> list[LabelledText]:
         with self.run.clock("control"):
             return self.written("control", self.control())
+
+
+def texts_of(path: Path) -> list[LabelledText]:
+    """The texts of a file that the run wrote."""
+    return [LabelledText(row["text"], row.get("label", "")) for row in read_jsonl(path)]
 
 
 def state_of(released: RunFolder) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,7 @@ from privsyn_flower.app.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
 from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.common.progress import Steps
 from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config.section import config_errors
 from privsyn_flower.evaluation.drawing import draw_curve
 from privsyn_flower.evaluation.public import export_model, public_start
 from privsyn_flower.privacy.plan import Phase
@@ -104,13 +106,10 @@ class Training(Updating, Recipe[TrainingStrategy]):
 
         Raises ConfigError for numbers that make no such noise.
         """
-        try:
+        with noise_errors(config):
             rounds = cls.algorithm(config).phase(
                 config.rounds, config.spare_rounds, nodes=config.nodes
             )
-        except ValueError as error:
-            of = f"ftrl.mechanism = {config.ftrl.mechanism!r}: " if config.uses("ftrl") else ""
-            raise ConfigError(f"{of}{error}") from None
         rounds = rounds.with_multiplier(config.noise_multiplier)
         return [rounds, *evaluation_phases(rounds, config.training.evaluations)]
 
@@ -201,7 +200,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
 
         training = self.config.training
         kind, factors = training.parameters, training.lora_factors
-        try:
+        with config_errors():
             parameters = initial_parameters(
                 self.start,
                 kind,
@@ -211,8 +210,6 @@ class Training(Updating, Recipe[TrainingStrategy]):
                 seed=self.config.seed,
             )
             trained = trained_patterns(self.start, kind, factors=factors, patterns=training.layers)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
         strategy = self.algorithm(self.config)
         strategy.begin(
             parameters,
@@ -350,6 +347,13 @@ class Training(Updating, Recipe[TrainingStrategy]):
         return export_model(self.start, strategy.parameters(), folder.path / "model")
 
 
+def noise_errors(config: RunConfig) -> AbstractContextManager[None]:
+    """Numbers that make no such noise are told as a ConfigError, after the mechanism's key."""
+    return config_errors(
+        f"ftrl.mechanism = {config.ftrl.mechanism!r}: " if config.uses("ftrl") else ""
+    )
+
+
 def training_strategy(config: RunConfig) -> TrainingStrategy:
     """The configured method's algorithm. Raises ConfigError for a method that trains nothing."""
     recipe = recipe_of(config)
@@ -387,7 +391,7 @@ def _evaluations(config: RunConfig) -> list[Task]:
 def local_training(config: RunConfig) -> LocalTraining:
     """One user's steps on a device, but for what is trained. Raises ConfigError."""
     training = config.training
-    try:
+    with config_errors():
         return LocalTraining(
             optimizer=training.optimizer,
             learning_rate=training.learning_rate,
@@ -400,5 +404,3 @@ def local_training(config: RunConfig) -> LocalTraining:
             special_tokens=config.evaluation.special_tokens,
             seed=config.seed,
         )
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
