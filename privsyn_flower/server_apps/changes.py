@@ -1,18 +1,22 @@
 """Settings of a run that goes on: what may differ from those it began with, noted with both values.
 
-Queries and the privacy plan stay. What is made of the releases (`config.changes`)
-may be made in another way: what was made before is then removed, and never mixed with the new.
+Queries and the privacy plan stay. What is made of the releases may be made in another way: what was
+made before is then removed, and never mixed with the new.
+
+Every key that all methods have, or its whole table, stands in one of the two lists; a key's own
+entry goes before its table's. The keys of a method's own table are never changed. What a method
+asks its users with although others write with it alone, its recipe holds back (`asks_with`).
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
+from typing import Literal
 
 from privsyn_flower.common.files import write_atomic
 from privsyn_flower.config import ConfigError, RunConfig, changed, flatten, relocated, to_toml
-from privsyn_flower.config.changes import Stale, changeable, entry_of, stale
 from privsyn_flower.config.section import Scalar
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.methods import recipe_of
@@ -23,6 +27,58 @@ ALL_RELEASED = "all-released"  # value: rounds there were when all that is asked
 REMADE = "remade"  # value: rows of CHANGES before which nothing is that was not made since
 
 Changes = Mapping[str, tuple[Scalar | None, Scalar | None]]  # key -> now, before
+Stale = Literal["nothing", "figures", "text"]  # what was made before a change, and is made again
+
+CHANGEABLE: Mapping[str, Stale] = {
+    "trackers": "nothing",
+    "benchmark": "figures",
+    "evaluation": "figures",
+    "models.downstream": "figures",
+    "models.generator": "text",
+    "models.device": "nothing",
+    "models.training-processes": "nothing",
+    "models.accelerate-arguments": "nothing",
+    "generation": "text",
+    "generation.api-key-env": "nothing",
+    "generation.vllm-python": "nothing",
+    "generation.vllm-replicas": "nothing",
+    "generation.vllm-tensor-parallel": "nothing",
+    "generation.concurrency": "nothing",
+    "generation.timeout": "nothing",
+    "generation.retries": "nothing",
+    "generation.start-timeout": "nothing",
+    "expand": "text",
+    "sft": "text",
+}
+FIXED = frozenset({  # of queries and of the privacy plan, and what those rest on
+    "method", "epsilon", "delta", "noise-multiplier", "rounds", "spare-rounds", "aggregation",
+    "node-keys", "sampler", "sampling-rate", "cohort-nodes", "min-surviving-weight",
+    "colluding-weight", "round-timeout", "stage-timeout", "node-timeout", "nodes", "node-memory",
+    "population-name", "ledger", "ledger-epsilon", "seed", "simulation-seeded-noise", "run-folder",
+    "cache", "assets", "data", "training", "ftrl", "proximity", "models.embedder",
+    "models.infiller", "models.conditional",
+    "models.train-seconds", "models.train-steps", "models.lstm-words", "models.lstm-hidden",
+    "models.lstm-embedding", "models.lstm-word-list", "models.lstm-batch-texts",
+    "models.lstm-batch-words", "models.lstm-learning-rate", "models.lstm-adam-epsilon",
+})  # fmt: skip
+# What text is written with, wherever the server is: of methods that ask about such text.
+WRITING = ("models.generator", "generation.backend", "generation.chat", "expand")
+
+
+def entry_of(key: str, entries: Collection[str]) -> str:
+    """The key's own entry, or its table's; "" where there is neither."""
+    return next((name for name in (key, key.partition(".")[0]) if name in entries), "")
+
+
+def changeable(key: str) -> bool:
+    """Whether a key changes no query and nothing of the privacy plan."""
+    return entry_of(key, {*CHANGEABLE, *FIXED}) in CHANGEABLE
+
+
+def stale(keys: Collection[str]) -> Stale:
+    """What has to be made again when these keys have changed."""
+    found = {CHANGEABLE[entry_of(key, CHANGEABLE)] for key in keys}
+    return next((what for what in ("text", "figures") if what in found), "nothing")
 
 
 def changes_of(folder: RunFolder, config: RunConfig) -> Changes:

@@ -11,8 +11,7 @@ import hashlib
 import logging
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_origin
 
@@ -30,7 +29,6 @@ from privsyn_flower.evaluation.rows import Work
 from privsyn_flower.evaluation.verdict import benchmark_verdict
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
-from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.plan import ROUNDS
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.runs import SYNTHETIC, UNFINISHED, UNUSABLE, RunFolder, StageClock, write_json
@@ -84,10 +82,8 @@ class Run:
         self.clock = StageClock(folder, self.tracking.stage)
         self.ended_early = ""
         claim = baseline(config)
-        if claim is not None and "benchmark" in changed_keys(
-            folder
-        ):  # it was measured all the same
-            claim = replace(claim, benchmark=True)
+        if claim is not None and "benchmark" in changed_keys(folder):
+            claim = replace(claim, benchmark=True)  # it was measured all the same
         self.asks = claim is None
         self.statement: Baseline | PrivacyStatement = claim or self.session.statement
         write_statement(folder.path, self.statement, self.known())
@@ -122,25 +118,6 @@ class Run:
     def has_rounds(self) -> bool:
         """Whether the privacy plan pays for rounds, and not only for questions beside them."""
         return self.asks and any(phase.name == ROUNDS for phase in self.session.privacy_plan.phases)
-
-    @contextmanager
-    def charged(self) -> Iterator[Ledger]:
-        """The run's ledger, held; what it says is noted at the end, whatever happened."""
-        with self.session.begun() as ledger:
-            yield ledger
-            self.ledger_epsilon = ledger.spent_epsilon()
-            self.ledger_total = ledger.header.total_epsilon
-
-    @contextmanager
-    def tracked(self) -> Iterator[None]:
-        """Tell the run's callbacks of it, and of its failure if it ends without a result."""
-        facts = {**self.summary(0, 0), "nodes": self.config.nodes}
-        with self.callbacks.run(run_start(self.folder, facts, public_settings(self.config))):
-            yield
-
-    def notify_result(self, result: Mapping[str, Any]) -> None:
-        """Notify the callbacks that the result, without the benchmark, is on disk."""
-        self.callbacks.run_ended(result)
 
     def federation(self) -> Federation:
         """The simulated one."""
@@ -197,9 +174,11 @@ class Run:
     # The stages, in their order ------------------------------------------------------------
 
     def run(self) -> None:
-        """All stages; the summary marks the result as complete, and then the run."""
+        """All stages; the summary marks the result as complete, and then the run. Callbacks are
+        told of it, and of its failure if it ends without a result."""
         check_controls(self.config)
-        with self.tracked():
+        facts = {**self.summary(0, 0), "nodes": self.config.nodes}
+        with self.callbacks.run(run_start(self.folder, facts, public_settings(self.config))):
             self._stages()
 
     def _stages(self) -> None:
@@ -208,13 +187,8 @@ class Run:
             if self.config.benchmark and self.config.classes:
                 check_classes(self.config, self.federation())
         recipe = recipe_of(self.config)
-        models = Models(
-            self.config,
-            self.public,
-            self.folder,
-            self.progress,
-            retrieves=recipe.retrieves(self.config),
-        )
+        retrieves = recipe.retrieves(self.config)
+        models = Models(self.config, self.public, self.folder, self.progress, retrieves=retrieves)
         try:
             method = recipe(self, models)
             self._drop_changed(method)
@@ -234,7 +208,7 @@ class Run:
                 # The result stands, whatever becomes of its benchmark.
                 found = {**self.summary(done, samples), **figures}
                 self._write({**found, UNFINISHED: "benchmark"})
-                self.notify_result(found)
+                self.callbacks.run_ended(found)
                 measured = self._benchmark(method, strategy)
                 figures = {**figures, "benchmark": measured}
                 if why := nothing_predicted(measured):
@@ -243,7 +217,7 @@ class Run:
             models.close()
         result = {**self.summary(done, samples), **figures}
         self._write(result)
-        self.notify_result(result)
+        self.callbacks.run_ended(result)
 
     def _write(self, summary: Mapping[str, Any]) -> None:
         """The run's summary, and the form that is made of it."""
@@ -257,13 +231,15 @@ class Run:
         if not self._all_released():
             with self.clock("models"):
                 try_run(self.config, self.folder.path, method, strategy)
-        with self.charged():
+        with self.session.begun() as ledger:
             method.prepare(strategy)
             if self.has_rounds:
                 with self.clock("rounds"):
                     done = self._rounds(method, strategy)
             method.evaluate(strategy)
             self.folder.save_value(ALL_RELEASED, done)
+            self.ledger_epsilon = ledger.spent_epsilon()
+            self.ledger_total = ledger.header.total_epsilon
         return done
 
     def _all_released(self) -> bool:

@@ -18,7 +18,6 @@ from privsyn_flower.config import (
     to_toml,
     without_benchmark,
 )
-from privsyn_flower.config.changes import CHANGEABLE, FIXED, changeable, entry_of, stale
 from privsyn_flower.config.schema import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -135,20 +134,6 @@ def test_keys_of_ones_own_stay_without_a_benchmark(tmp_path: Path) -> None:
     assert without_benchmark(file, own) == {"data.min-samples-per-user": 1}
     with pytest.raises(ConfigError, match="min-samples-per-user = 2"):
         load_config(file, own)
-
-
-def test_every_key_is_asked_or_promised_or_may_change_later() -> None:
-    """In exactly one of two lists; a new key of all methods must be put into one."""
-    own = {name.replace("_", "-") for name in RunConfig().tables}  # never changed
-    keys = {key for key in flat_defaults() if key.partition(".")[0] not in own}
-    tables = {key.partition(".")[0] for key in keys if "." in key}
-    both = {*CHANGEABLE, *FIXED}
-    assert not set(CHANGEABLE) & FIXED and not both - keys - tables
-    assert [key for key in keys if not entry_of(key, both)] == []
-    assert not both & tables & {"models"}  # each key of a table of both kinds is named
-    assert changeable("generation.base-url") and not changeable("pretext.threshold")
-    assert stale(["generation.timeout"]) == "nothing" and stale(["sft.epochs"]) == "text"
-    assert stale(["evaluation.steps", "trackers"]) == "figures"
 
 
 @pytest.mark.parametrize(

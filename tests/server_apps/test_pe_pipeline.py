@@ -14,7 +14,7 @@ from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import RunConfig
 from privsyn_flower.data import Federation, label_of, prepare
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
-from privsyn_flower.server_apps.methods.sft import imitations
+from privsyn_flower.server_apps.methods.pretext import imitations
 from privsyn_flower.server_apps.methods.synthesis import Synthesis
 from privsyn_flower.text.models.adapters import WEIGHTS
 from privsyn_flower.text.prompts import expand_prompt

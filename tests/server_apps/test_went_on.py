@@ -12,10 +12,18 @@ from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.ending import NOT_USABLE, exit_status
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config import ConfigError, RunConfig, flat_defaults
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import run as stages
-from privsyn_flower.server_apps.changes import changes_of, go_by
+from privsyn_flower.server_apps.changes import (
+    CHANGEABLE,
+    FIXED,
+    changeable,
+    changes_of,
+    entry_of,
+    go_by,
+    stale,
+)
 from privsyn_flower.server_apps.methods import ctcl
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.training import Training
@@ -265,3 +273,17 @@ def test_a_benchmark_without_one_right_word_tells_nothing() -> None:
     assert nothing_predicted({"accuracy": {"pretrained": 0.0, "synthetic": 0.0}})
     assert not nothing_predicted({"accuracy": {"pretrained": 0.0, "synthetic": 0.1}})
     assert not nothing_predicted({})
+
+
+def test_every_key_is_asked_or_promised_or_may_change_later() -> None:
+    """In exactly one of two lists; a new key of all methods must be put into one."""
+    own = {name.replace("_", "-") for name in RunConfig().tables}  # never changed
+    keys = {key for key in flat_defaults() if key.partition(".")[0] not in own}
+    tables = {key.partition(".")[0] for key in keys if "." in key}
+    both = {*CHANGEABLE, *FIXED}
+    assert not set(CHANGEABLE) & FIXED and not both - keys - tables
+    assert [key for key in keys if not entry_of(key, both)] == []
+    assert not both & tables & {"models"}  # each key of a table of both kinds is named
+    assert changeable("generation.base-url") and not changeable("pretext.threshold")
+    assert stale(["generation.timeout"]) == "nothing" and stale(["sft.epochs"]) == "text"
+    assert stale(["evaluation.steps", "trackers"]) == "figures"

@@ -15,11 +15,12 @@ from typing import Any
 from privsyn_flower.app.benchmark.feedback import Feedback
 from privsyn_flower.app.benchmark.fine_tunings import Folders, classification, next_token
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC, note, steps_of
-from privsyn_flower.app.benchmark.private import Private, Sets, distances, repeated
+from privsyn_flower.app.benchmark.private import Private, Sets, distances
 from privsyn_flower.common.arrays import F32
 from privsyn_flower.common.progress import Progress, Steps, silent
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation
+from privsyn_flower.evaluation.duplicates import near_duplicates
 from privsyn_flower.evaluation.rows import Work
 
 
@@ -60,10 +61,7 @@ def run_benchmark(
     federation = private.federation
     pool = federation.public() if config.evaluation.compares(RANDOM_PUBLIC) else ()
     held_out = private.held_out()
-    summary: dict[str, Any] = {
-        "note": note(config),
-        "held_out": config.evaluation.on,
-    }
+    summary: dict[str, Any] = {"note": note(config), "held_out": config.evaluation.on}
     with steps.task("distances to held-out text"):
         found, candidates = feedback(held_out.rows)
         summary |= found
@@ -76,12 +74,13 @@ def run_benchmark(
         "public": federation.public_corpus(),
     }
     with steps.task("texts that repeat others"):
-        summary["near_duplicates"] = repeated(synthetic["synthetic"], references)
+        own = synthetic["synthetic"]
+        repeated = {name: near_duplicates(own, texts) for name, texts in references.items()}
+        summary["near_duplicates"] = repeated
     measure = classification if config.evaluation.task == "classification" else next_token
-    summary |= {"task": config.evaluation.task}
     work = work or Work()
     told = config, federation, downstream, synthetic, progress, steps
-    summary |= measure(*told, work=work, keep=keep)
+    summary |= {"task": config.evaluation.task, **measure(*told, work=work, keep=keep)}
     work.end()
     steps.end()
     return Benchmark(summary, held_out.rows, candidates)
@@ -111,18 +110,9 @@ def training_benchmark(
     steps = steps or steps_of(config, progress, [], list(models))
     work = work or Work()
     measure = classification if config.training.classifies else next_token
-    found = measure(
-        config,
-        federation,
-        downstream,
-        {},
-        progress,
-        steps,
-        models=models,
-        start=start,
-        work=work,
-        keep=keep,
-    )
+    texts: Sets = {}  # there are none
+    told = config, federation, downstream, texts, progress, steps
+    found = measure(*told, models=models, start=start, work=work, keep=keep)
     work.end()
     steps.end()
     return {

@@ -7,7 +7,7 @@ preference round (the paper's recovery rate, Appendix E.1), and how the response
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,33 +16,23 @@ from privsyn_flower.app.benchmark.pictures import principal_plane
 from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.common.arrays import F32, F64, Ints
 from privsyn_flower.common.randomness import seeded
-from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.metrics import frechet_distance
 from privsyn_flower.protocol.question import Query
+from privsyn_flower.runs import RunFolder
 
 Feedback = tuple[dict[str, Any], list[F32]]  # figures, and what was asked about: (m, d) each
 
 MOST_TEXTS = 500  # seeds embedded again, and rows compared, per set
 
 
-class RunRecord(Protocol):
-    """The part of a run folder that is needed here: questions, releases, metrics."""
-
-    def load_query(self, rnd: int) -> Any: ...
-
-    def load_release(self, rnd: int) -> F64 | None: ...
-
-    def metrics(self) -> list[dict[str, Any]]: ...
-
-
-def vote_feedback(record: RunRecord, private: Private, seeds: Sequence[str]) -> Feedback:
+def vote_feedback(record: RunFolder, private: Private, seeds: Sequence[str]) -> Feedback:
     """What PrE-Text's users voted for: round by round, and, where there is public text to compare
     them with, among its seeds. Not among them with classes: users' texts do not vote across
     classes, and the seeds' classes are not in the public text's proportions."""
     shares, candidates = vote_shares(record, private)
     pool = private.federation.public()
     across = pool and not private.config.classes
-    seen = seed_votes(seeds, pool, private, private.config) if across else {}
+    seen = seed_votes(seeds, pool, private) if across else {}
     return {"true_votes": shares | seen}, candidates
 
 
@@ -64,15 +54,7 @@ def topic_feedback(query: Query, shares: F64, private: Private) -> tuple[dict[st
     return {"true_topics": figures}, true
 
 
-def response_feedback(
-    record: RunRecord, private: Private, held_out: F32, rejected_rank: int
-) -> Feedback:
-    """What POPri's users preferred, round by round."""
-    rounds, responses = response_rounds(record, private, held_out, rejected_rank)
-    return {"responses": rounds}, responses
-
-
-def vote_shares(record: RunRecord, private: Private) -> tuple[dict[str, Any], list[F32]]:
+def vote_shares(record: RunFolder, private: Private) -> tuple[dict[str, Any], list[F32]]:
     """Per round: which share of the true votes the candidates above the threshold hold, and
     which share of the candidates they are (what random ones would hold)."""
     survivors, expected, candidates = [], [], []
@@ -94,12 +76,10 @@ def vote_shares(record: RunRecord, private: Private) -> tuple[dict[str, Any], li
     return figures, candidates
 
 
-def seed_votes(
-    seeds: Sequence[str], pool: Sequence[str], private: Private, config: RunConfig
-) -> dict[str, Any]:
+def seed_votes(seeds: Sequence[str], pool: Sequence[str], private: Private) -> dict[str, Any]:
     """Seeds against as many random public texts, as candidates of one question: the seeds'
     share of the true votes (0.5 if they were no better)."""
-    rng = seeded(config.seed, "seed votes")
+    rng = seeded(private.config.seed, "seed votes")
     count = min(len(seeds), len(pool), MOST_TEXTS)
     chosen = [seeds[i] for i in rng.choice(len(seeds), count, replace=False)]
     other = [pool[i] for i in rng.choice(len(pool), count, replace=False)]
@@ -109,7 +89,7 @@ def seed_votes(
 
 
 def response_rounds(
-    record: RunRecord, private: Private, held_out: F32, rejected_rank: int
+    record: RunFolder, private: Private, held_out: F32, rejected_rank: int
 ) -> tuple[dict[str, Any], list[F32]]:
     """Per round of POPri: the recovery rate, and the responses' Frechet distances to held-out
     and to private text at equal numbers; also the responses (m, d) themselves, for pictures.

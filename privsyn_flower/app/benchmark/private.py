@@ -17,7 +17,6 @@ from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import EmbeddingCache, Federation, label_of
 from privsyn_flower.data.caches import classes_of
-from privsyn_flower.evaluation.duplicates import near_duplicates
 from privsyn_flower.evaluation.metrics import (
     NEIGHBOURS,
     HeldOut,
@@ -232,10 +231,3 @@ def _close(sets: Mapping[str, F32], held_out: HeldOut, seed: int) -> dict[str, A
         }
         for name, rows in sets.items()
     }
-
-
-def repeated(
-    synthetic: Sequence[str], references: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, float]]:
-    """How much of the synthetic text repeats other texts, by the names of these."""
-    return {name: near_duplicates(synthetic, texts) for name, texts in references.items()}

@@ -25,11 +25,11 @@ from privsyn_flower.config import (
     load_config,
     parse_override,
 )
-from privsyn_flower.config.changes import changeable, entry_of
 from privsyn_flower.config.section import Scalar
 from privsyn_flower.data.federation import prepared_key
 from privsyn_flower.privacy.sentence import FILE as STATEMENT
 from privsyn_flower.runs import RunFolder, write_jsonl
+from privsyn_flower.server_apps.changes import changeable, entry_of
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.synthesis import Writing, state_of
 from privsyn_flower.server_apps.models import Models

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import RunConfig
-from privsyn_flower.config.changes import WRITING
 from privsyn_flower.runs import read_jsonl, write_jsonl
+from privsyn_flower.server_apps.changes import WRITING
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.stages import Task, generation
 from privsyn_flower.strategies.pe.config import PeConfig

@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from privsyn_flower.app.benchmark.feedback import Feedback, response_feedback
+from privsyn_flower.app.benchmark.feedback import Feedback, response_rounds
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.app.benchmark.private import Private, distance_to_development
 from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.common.units import units
 from privsyn_flower.config import RunConfig
-from privsyn_flower.config.changes import WRITING
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.planning import evaluation_phases
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.changes import WRITING
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.recipe import NOISE
 from privsyn_flower.server_apps.methods.stages import (
@@ -286,9 +286,10 @@ class POPriRecipe(Synthesis[POPri]):
         return super().comparison(name, private)
 
     def feedback(self, strategy: POPri, private: Private, held_out: F32) -> Feedback:
-        return response_feedback(
-            self.folder, private, held_out, self.config[PopriConfig].rejected_rank
-        )
+        """What the users preferred, round by round."""
+        rank = self.config[PopriConfig].rejected_rank
+        rounds, responses = response_rounds(self.folder, private, held_out, rank)
+        return {"responses": rounds}, responses
 
 
 def _shown(config: RunConfig) -> int:

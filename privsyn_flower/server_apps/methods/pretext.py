@@ -1,5 +1,8 @@
 """PrE-Text in a run: a population from the public pool, seeds, and text expanded from them.
 
+With `[sft]` the generator learns the seeds before it writes: POPri's baseline PE+SFT (Hou et al.
+2025, section 3 and Table 1). They are differentially private, so it costs nothing.
+
 Private evolution (`pe.py`) is the same recipe around another algorithm and table of keys.
 """
 
@@ -14,14 +17,14 @@ import numpy as np
 from privsyn_flower.app.benchmark.feedback import Feedback, vote_feedback
 from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.common.arrays import F32, F64
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import EvolutionConfig, RunConfig
-from privsyn_flower.config.changes import WRITING
 from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.evaluation.side_by_side import side_by_side
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.changes import WRITING
 from privsyn_flower.server_apps.controls import replay
-from privsyn_flower.server_apps.methods.sft import FOLDER, try_training, tuned_adapter
 from privsyn_flower.server_apps.methods.stages import (
     Task,
     embedding,
@@ -37,7 +40,11 @@ from privsyn_flower.server_apps.public_text import labels_of
 from privsyn_flower.strategies.pretext.config import PreTextConfig
 from privsyn_flower.strategies.pretext.strategy import PrEText
 from privsyn_flower.strategies.synthesis.evolution import Evolution
-from privsyn_flower.text.prompts import LabelledText
+from privsyn_flower.text.prompts import LabelledText, expand_prompt
+from privsyn_flower.text.protocols import Trainer
+from privsyn_flower.text.readiness import try_adapters
+
+SFT = "sft"  # folder of a run, of what was learned of its seeds
 
 
 class PrETextRecipe(Synthesis[Evolution[Any]]):
@@ -165,7 +172,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         if not self.config.expand.samples:
             return
         self.try_expansion(strategy.with_labels(strategy.population))
-        try_training(self)
+        self._try_training()
         self.models.rest_until_expansion()
 
     def initial(self) -> Sequence[str] | Mapping[str, Sequence[str]]:
@@ -203,12 +210,60 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         seeds = [UserText(*pair) for pair in zip(state["seeds"], labels, strict=True)]
         return self.expanded(seeds, purpose)
 
-    def adapter(self, seeds: Sequence[str], purpose: str) -> Path | None:
-        """What the seeds taught the generator, with `[sft]`."""
-        return tuned_adapter(self, seeds, purpose)
-
     def output_paths(self) -> list[str]:
-        return [*super().output_paths(), FOLDER]
+        return [*super().output_paths(), SFT]
+
+    # Fine-tuning of the generator ----------------------------------------------------------
+
+    def adapter(self, seeds: Sequence[str], purpose: str) -> Path | None:
+        """The adapter that the seeds taught the run's generator; None with sft.epochs = 0.
+
+        Trained once for each purpose (the result, its control), in a folder of its own: a training
+        that was interrupted goes on where it was.
+        """
+        config = self.config
+        if not config.sft.epochs:
+            return None
+        trainer = self._trainer()
+        self.models.generator().rest()
+        rng = seeded(config.seed, purpose, "sft")
+        trained = trainer.train(
+            imitations(seeds, config.expand.seeds_per_prompt, rng),
+            start=None,
+            work=self.folder.path / SFT / purpose,
+            seed=int(rng.integers(2**31)),
+        )
+        return trained[-1].adapter
+
+    def _try_training(self) -> None:
+        """Raise, before anybody was asked, what `adapter` would raise for its model, its device,
+        its libraries or a server that takes no adapters."""
+        if not self.config.sft.epochs:
+            return
+        folder = self.folder.path / SFT
+        folder.mkdir(exist_ok=True)
+        prompt = expand_prompt(self.models.public.pool[:1])
+        try_adapters(self._trainer(), self.models.generator(), folder, prompt)
+
+    def _trainer(self) -> Trainer:
+        from privsyn_flower.text.preference import PreferenceTrainer
+
+        config, options = self.config, self.config.sft
+        return PreferenceTrainer(
+            self.models.folder("generator"),
+            method="sft",
+            learning_rate=options.learning_rate,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            micro_batch_size=options.micro_batch_size,
+            lora_rank=options.lora_rank,
+            lora_alpha=options.lora_alpha,
+            device=config.models.device,
+            processes=config.models.training_processes,
+            launch_arguments=config.models.accelerate_arguments,
+            progress=self.run.progress,
+            section="sft",
+        )
 
     # The benchmark -----------------------------------------------------------------------
 
@@ -248,6 +303,28 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         rounds = range(1, strategy.rounds + 1)
         replay(strategy, rounds, answers, folder, self.run.progress, "rival")
         return strategy
+
+
+def imitations(
+    seeds: Sequence[str], examples: int, rng: np.random.Generator
+) -> list[dict[str, str]]:
+    """n distinct seeds -> n pairs of `prompt` and `chosen`, in a random order.
+
+    Each seed is what follows a prompt that shows `examples` others: the prompts are those that the
+    tuned generator is given afterwards. Raises ValueError for fewer than examples + 1 seeds.
+    """
+    lines = list(dict.fromkeys(" ".join(seed.split()) for seed in seeds))
+    if len(lines) <= examples:
+        raise ValueError(
+            f"{len(lines)} distinct texts to fine-tune on, and each is shown with "
+            f"expand.seeds-per-prompt = {examples} others: lower it, or set sft.epochs = 0"
+        )
+    pairs = []
+    for place in rng.permutation(len(lines)).tolist():
+        others = rng.choice(len(lines) - 1, examples, replace=False)
+        shown = [lines[i + (i >= place)] for i in others.tolist()]
+        pairs.append({"prompt": expand_prompt(shown), "chosen": lines[place]})
+    return pairs
 
 
 RECIPE = PrETextRecipe

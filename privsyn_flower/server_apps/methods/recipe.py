@@ -45,18 +45,14 @@ class RunContext(Protocol):
     asks: bool
 
     @property
-    def session(self) -> Session:
-        """Of a run that sends queries."""
+    def session(self) -> Session: ...
 
     @property
-    def caption(self) -> str:
-        """What stands above the run's pictures."""
+    def caption(self) -> str: ...
 
-    def federation(self) -> Federation:
-        """The simulated one."""
+    def federation(self) -> Federation: ...
 
-    def work(self) -> Work:
-        """What the benchmark of this run has finished."""
+    def work(self) -> Work: ...
 
 
 class Recipe(ABC, Generic[S]):
@@ -133,8 +129,8 @@ class Recipe(ABC, Generic[S]):
 
     @classmethod
     def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
-        """Of the keys that are changeable otherwise (`config.changes`), those by which users are
-        asked here. released: all that the run asks is; what is left then is never changed."""
+        """Of the keys that are changeable otherwise (`changes`), those by which users are asked
+        here. released: all that the run asks is; what is left then is never changed."""
         return ()
 
     @classmethod
