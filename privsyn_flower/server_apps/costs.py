@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,35 +33,21 @@ def costs(config: RunConfig, folder: RunFolder, seconds: Mapping[str, float]) ->
     ]
     if not rounds:  # a run of questions without rounds
         rounds, beside = beside, []
-    eligible = sum(row["users"] for row in rounds) * eligible_share(config)
+    # Who is eligible takes turns; who is not sampled by the node costs it as much as the others.
+    turns = config.ftrl.min_separation if config.ftrl.schedule == "users" else 1
+    eligible = sum(row["users"] for row in rounds) / turns
     users = config.data.users
+    spent, more = (sum(row["cpu_seconds"] for row in own) for own in (rounds, beside))
     outside = sum(max(0.0, row["seconds"] - row.get("exchange_seconds", 0.0)) for row in metrics)
     return {
-        "client_cpu_seconds_per_user_round": round(spent(rounds) / eligible, 6)
-        if eligible
-        else None,
-        "client_cpu_seconds_per_user": round(spent(rounds + beside) / users, 6)
-        if eligible
-        else None,
+        "client_cpu_seconds_per_user_round": round(spent / eligible, 6) if eligible else None,
+        "client_cpu_seconds_per_user": round((spent + more) / users, 6) if eligible else None,
         "server_wall_seconds": round(outside + sum(seconds.get(s, 0.0) for s in SERVER_STAGES), 1),
         "bytes_up_per_user_round": max((r["bytes_up_per_node"] for r in metrics), default=0),
         "bytes_down_per_user_round": max((r["bytes_down_per_node"] for r in metrics), default=0),
         "releases": len(folder.metrics())
         + len(list(folder.path.glob("evaluations/*/releases/*.npz"))),
     }
-
-
-def spent(rows: Iterable[Mapping[str, Any]]) -> float:
-    """CPU seconds of these answers."""
-    return float(sum(row["cpu_seconds"] for row in rows))
-
-
-def eligible_share(config: RunConfig) -> float:
-    """The share of the users on the queried nodes who are eligible in a round.
-
-    Client-side Poisson sampling does not matter: an unsampled user costs its node as much.
-    """
-    return 1.0 / (config.ftrl.min_separation if config.ftrl.schedule == "users" else 1)
 
 
 def read_timings(folder: Path, run: str) -> list[dict[str, Any]]:

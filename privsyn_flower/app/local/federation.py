@@ -159,13 +159,8 @@ class LocalFederation:
         write_certificates(tls)
         write_connection(self.home, port, **{"root-certificates": str(tls / AUTHORITY)})
         log = self.folder / "superlink.log"
-        command = [
-            *loopback_guard.command("flower-superlink"),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ]
+        command = loopback_guard.command("flower-superlink")
+        command += ["--host", "127.0.0.1", "--port", str(port)]
         command += ["--ssl-ca-certfile", str(tls / AUTHORITY)]
         command += ["--ssl-certfile", str(tls / CERTIFICATE), "--ssl-keyfile", str(tls / KEY)]
         # In memory, without --database: noisy node vectors are PRIVATE under plain aggregation.

@@ -97,6 +97,7 @@ def write_certificates(folder: Path) -> None:
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(authority_key, hashes.SHA384())
     )
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     addresses: list[x509.GeneralName] = [
         x509.DNSName("localhost"),
         x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
@@ -107,7 +108,7 @@ def write_certificates(folder: Path) -> None:
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(_issuer(authority_key.public_key()), critical=False)
+        .add_extension(issuer, critical=False)
         .sign(authority_key, hashes.SHA384())
     )
     _write_secret(folder / KEY, key, serialization.PrivateFormat.PKCS8)
@@ -153,10 +154,6 @@ def _begun(
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _issuer(key: ec.EllipticCurvePublicKey) -> x509.AuthorityKeyIdentifier:
-    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

@@ -124,10 +124,8 @@ class LocalFlower:
         """
         path = run_folder / "flower.json"
         facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if (
-            "federation" in facts
-            or (Path(facts.get("folder", run_folder)) / "config.toml").exists()
-        ):
+        there = (Path(facts.get("folder", run_folder)) / "config.toml").exists()
+        if "federation" in facts or there:
             return
         old = cls(Path(facts["folder"]), port=facts["port"])
         old.scratch = Path(facts["scratch"]) if facts.get("scratch") else None

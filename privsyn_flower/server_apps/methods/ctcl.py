@@ -23,15 +23,9 @@ from privsyn_flower.evaluation.public import export_model
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.controls import CONTROL, noise_updates
+from privsyn_flower.server_apps.methods import stages
 from privsyn_flower.server_apps.methods.recipe import NOISE, sampler_of
-from privsyn_flower.server_apps.methods.stages import (
-    Task,
-    embedding,
-    generation,
-    private_texts,
-    public_pool,
-    tokens_of,
-)
+from privsyn_flower.server_apps.methods.stages import Task
 from privsyn_flower.server_apps.methods.synthesis import Writing, texts_of
 from privsyn_flower.server_apps.methods.training import Updating, local_steps, noise_errors
 from privsyn_flower.server_apps.topics import (
@@ -167,15 +161,16 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
         """The topics, the users' texts by topic, their training, and the synthetic texts."""
-        tasks = [replace(public_pool(config), stage="public")] if cls.retrieves(config) else []
+        pool = stages.public_pool(config)
+        tasks = [replace(pool, stage="public")] if cls.retrieves(config) else []
         if _has_topics(config):
             stage = "topics" if config[CtclConfig].histogram else "rounds"
-            tasks.append(replace(private_texts(config), stage=stage))
+            tasks.append(replace(stages.private_texts(config), stage=stage))
         if config.updates:
             tasks.append(local_steps(config))
-        if pool := config[CtclConfig].resample_pool:
-            tokens = tokens_of(config.data.sample_words)
-            tasks.append(embedding("expansion", "texts to draw from", pool, tokens))
+        if texts := config[CtclConfig].resample_pool:
+            tokens = stages.tokens_of(config.data.sample_words)
+            tasks.append(stages.embedding("expansion", "texts to draw from", texts, tokens))
         return [*tasks, _generation(config, "expansion", "synthetic texts")]
 
     @classmethod
@@ -431,7 +426,7 @@ def _others(config: RunConfig) -> list[str]:
 def _generation(config: RunConfig, stage: str, what: str) -> Task:
     """All texts of one set."""
     items = config[CtclConfig].resample_pool or config.expand.samples
-    return replace(generation(config, stage, what, items), model="conditional")
+    return replace(stages.generation(config, stage, what, items), model="conditional")
 
 
 RECIPE = CTCLRecipe

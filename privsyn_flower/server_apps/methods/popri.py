@@ -19,19 +19,10 @@ from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.planning import evaluation_phases
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.changes import WRITING
+from privsyn_flower.server_apps.methods import stages
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.recipe import NOISE
-from privsyn_flower.server_apps.methods.stages import (
-    HEADING_TOKENS,
-    Task,
-    embedding,
-    fine_tuning,
-    generation,
-    preferences,
-    private_texts,
-    public_pool,
-    tokens_of,
-)
+from privsyn_flower.server_apps.methods.stages import Task
 from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
 from privsyn_flower.server_apps.selection import CANDIDATES, check_sequences, select_round
 from privsyn_flower.strategies.popri.config import PopriConfig
@@ -114,24 +105,26 @@ class POPriRecipe(Synthesis[POPri]):
     def writing(cls, config: RunConfig) -> list[Task]:
         """Each round's responses, their rows and training; the choices; the synthetic texts."""
         own, rounds, shown = config[PopriConfig], config.rounds, _shown(config)
-        asked, tokens = cls.length(config), tokens_of(config.data.sample_words)
+        asked, tokens = cls.length(config), stages.tokens_of(config.data.sample_words)
         compared = own.select_samples * (own.epochs if own.checkpoint != "last" else 1)
         compared *= own.checkpoint != "last" or own.select == "public"
         chosen = min(CANDIDATES, rounds) * (own.select == "federated")
         tasks = [
-            *([public_pool(config)] if cls.retrieves(config) else []),
-            generation(config, "rounds", "responses", asked, rounds),
-            embedding("rounds", "responses", asked, tokens, rounds),
-            private_texts(config),
-            preferences(config, cls.lessons(config) * own.epochs, shown, rounds),
-            generation(config, "rounds", "texts to choose an epoch by", compared, rounds),
-            embedding("rounds", "texts to choose an epoch by", compared, tokens, rounds),
-            generation(config, "rounds", "texts to choose a round by",
-                       own.select_samples * chosen),
-            fine_tuning(config, "rounds", "models to choose a round by", own.select_samples,
-                        chosen),
-            generation(config, "expansion", "synthetic texts", config.expand.samples),
-        ]  # fmt: skip
+            *([stages.public_pool(config)] if cls.retrieves(config) else []),
+            stages.generation(config, "rounds", "responses", asked, rounds),
+            stages.embedding("rounds", "responses", asked, tokens, rounds),
+            stages.private_texts(config),
+            stages.preferences(config, cls.lessons(config) * own.epochs, shown, rounds),
+            stages.generation(config, "rounds", "texts to choose an epoch by", compared, rounds),
+            stages.embedding("rounds", "texts to choose an epoch by", compared, tokens, rounds),
+            stages.generation(
+                config, "rounds", "texts to choose a round by", own.select_samples * chosen
+            ),
+            stages.fine_tuning(
+                config, "rounds", "models to choose a round by", own.select_samples, chosen
+            ),
+            stages.generation(config, "expansion", "synthetic texts", config.expand.samples),
+        ]
         return [task for task in tasks if task.items * task.times]
 
     @classmethod
@@ -296,8 +289,8 @@ def _shown(config: RunConfig) -> int:
     """Tokens of a prompt: its examples, or the instruction."""
     own = config[PopriConfig]
     if not own.examples:
-        return tokens_of(len(units(own.instruction)))
-    return own.examples * (tokens_of(config.data.sample_words) + HEADING_TOKENS)
+        return stages.tokens_of(len(units(own.instruction)))
+    return own.examples * (stages.tokens_of(config.data.sample_words) + stages.HEADING_TOKENS)
 
 
 RECIPE = POPriRecipe

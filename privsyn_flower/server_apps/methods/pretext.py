@@ -25,16 +25,8 @@ from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.changes import WRITING
 from privsyn_flower.server_apps.controls import replay
-from privsyn_flower.server_apps.methods.stages import (
-    Task,
-    embedding,
-    expansion,
-    imitation,
-    private_texts,
-    public_pool,
-    tokens_of,
-    variations,
-)
+from privsyn_flower.server_apps.methods import stages
+from privsyn_flower.server_apps.methods.stages import Task
 from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
 from privsyn_flower.server_apps.public_text import labels_of
 from privsyn_flower.strategies.pretext.config import PreTextConfig
@@ -131,7 +123,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         own = config.evolution
         share = {"mixed": 1 - own.retrieval_share, "retrieval": 0.0}.get(own.variation, 1.0)
         cut = 0 if own.written_by_generator else own.max_tokens
-        tokens = tokens_of(config.data.sample_words, cut)
+        tokens = stages.tokens_of(config.data.sample_words, cut)
         looked = round(share * own.candidates * own.lookahead) if own.lookahead > 1 else 0
         varied, times = cls.num_variations(config)
         varied = round(share * varied)
@@ -141,14 +133,14 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         known = cls.retrieves(config) and cls.first_texts(config)[1] > 0
         first = 0 if own.lookahead > 1 or known else own.candidates - varied
         tasks = [
-            *([public_pool(config)] if cls.retrieves(config) else []),
-            variations(config, "lookahead", looked, config.rounds),
-            variations(config, "survivors", varied, times),
-            embedding("rounds", "candidates", rows, tokens, config.rounds),
-            embedding("rounds", "other candidates of the first round", first, tokens),
-            private_texts(config),
-            *imitation(config, cls.max_seeds(config), tokens),
-            *expansion(config),
+            *([stages.public_pool(config)] if cls.retrieves(config) else []),
+            stages.variations(config, "lookahead", looked, config.rounds),
+            stages.variations(config, "survivors", varied, times),
+            stages.embedding("rounds", "candidates", rows, tokens, config.rounds),
+            stages.embedding("rounds", "other candidates of the first round", first, tokens),
+            stages.private_texts(config),
+            *stages.imitation(config, cls.max_seeds(config), tokens),
+            *stages.expansion(config),
         ]
         return [task for task in tasks if task.items * task.times]
 

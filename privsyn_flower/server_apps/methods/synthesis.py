@@ -31,13 +31,9 @@ from privsyn_flower.evaluation.quality import faults, quality, sentences
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
+from privsyn_flower.server_apps.methods import stages
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
-from privsyn_flower.server_apps.methods.stages import (
-    Task,
-    fine_tunings,
-    models_to_make,
-    private_texts,
-)
+from privsyn_flower.server_apps.methods.stages import Task
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.prompts import ExamplePrompts, LabelledText, TooFewTextsError, expand
@@ -84,18 +80,18 @@ class Writing(Recipe[T]):
         """The method's own stages, its controls as often again, and the fine-tunings."""
         own = cls.writing(config)
         if not config.benchmark:
-            return [*models_to_make(config, cls.loads(config)), *own]
+            return [*stages.models_to_make(config, cls.loads(config)), *own]
         again = [task for task in own if task.stage != "models" and not task.nodes]
         controls = [replace(task, stage="control") for task in again]
         made = int(NOISE in cls.controls and config.evaluation.compares(NOISE))
         compared = cls.compared_work(config)
         texts = 1 + made + len({task.stage for task in compared})
         return [
-            *models_to_make(config, cls.loads(config) | {"downstream"}),
+            *stages.models_to_make(config, cls.loads(config) | {"downstream"}),
             *own,
             *(controls if made else []),
             *compared,
-            *fine_tunings(config, [cls.texts(config)] * texts),
+            *stages.fine_tunings(config, [cls.texts(config)] * texts),
         ]
 
     @classmethod
@@ -347,7 +343,9 @@ class BaselineRecipe(Writing[list[str]]):
         own = super().work(config)
         if config.benchmark:
             what = "embedding the users' texts"
-            own.append(replace(private_texts(config), stage="benchmark", what=what, nodes=False))
+            own.append(
+                replace(stages.private_texts(config), stage="benchmark", what=what, nodes=False)
+            )
         return own
 
     @classmethod

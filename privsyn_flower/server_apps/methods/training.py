@@ -30,7 +30,7 @@ from privsyn_flower.privacy.planning import evaluation_phases
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import noise_updates
-from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.server_apps.methods import recipe_of, stages
 from privsyn_flower.server_apps.methods.curve import FINAL, START, Curve, drawable, facts
 from privsyn_flower.server_apps.methods.proximity import (
     ALL,
@@ -44,16 +44,7 @@ from privsyn_flower.server_apps.methods.proximity import (
     train_anew,
 )
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe, RunContext
-from privsyn_flower.server_apps.methods.stages import (
-    Task,
-    choosing,
-    fine_tunings,
-    lstms_anew,
-    models_to_make,
-    scoring,
-    sequence_tokens,
-    start_tuning,
-)
+from privsyn_flower.server_apps.methods.stages import Task
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.selection import check_sequences, evaluation_caps
@@ -141,10 +132,10 @@ class Training(Updating, Recipe[TrainingStrategy]):
     def work(cls, config: RunConfig) -> list[Task]:
         """The public start, the users' local steps, the choice of text, and the benchmark's
         fine-tunings."""
-        compared = fine_tunings(config, []) if config.benchmark else []
-        start, measured = start_tuning(config, "public"), _evaluations(config)
-        known = models_to_make(config, {"downstream"})
-        after = [*choosing(config), *lstms_anew(config)]
+        compared = stages.fine_tunings(config, []) if config.benchmark else []
+        start, measured = stages.start_tuning(config, "public"), _evaluations(config)
+        known = stages.models_to_make(config, {"downstream"})
+        after = [*stages.choosing(config), *stages.lstms_anew(config)]
         return [*known, *start, local_steps(config), *measured, *after, *compared]
 
     def __init__(self, run: RunContext, models: Models) -> None:
@@ -378,14 +369,14 @@ def local_steps(config: RunConfig) -> Task:
     return Task(
         "rounds", f"local steps of {whose} on their nodes", "fine-tuning", config.trained,
         round(users * config.local_steps * training.batch_size),
-        sequence_tokens(config), config.rounds, nodes=True,
+        stages.sequence_tokens(config), config.rounds, nodes=True,
     )  # fmt: skip
 
 
 def _evaluations(config: RunConfig) -> list[Task]:
     """What the paid evaluations compute on the nodes: two models each."""
     times, tokens = config.training.evaluations, evaluation_caps(config).max_tokens
-    return [scoring(config, "evaluation", 2, tokens, times)] if times else []
+    return [stages.scoring(config, "evaluation", 2, tokens, times)] if times else []
 
 
 def local_training(config: RunConfig) -> LocalTraining:
