@@ -10,6 +10,7 @@ import pytest
 
 from privsyn_flower.config import (
     ConfigError,
+    PopriConfig,
     RunConfig,
     flat_defaults,
     flatten,
@@ -18,6 +19,7 @@ from privsyn_flower.config import (
     to_toml,
     without_benchmark,
 )
+from privsyn_flower.config import api as config_api
 from privsyn_flower.config.schema import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -153,3 +155,15 @@ def test_text_of_ones_own_is_not_expanded_by_the_tiny_generator(
     config = RunConfig.from_flat(values)
     assert config.expand.samples == samples
     assert RunConfig.from_flat(config.flat()) == config
+
+
+def test_every_key_has_a_word_that_is_no_key() -> None:
+    """In an own ServerApp; its errors are in `tests/strategies/test_arguments.py`."""
+    keys = [f"popri.{name.replace('_', '-')}" for name in PopriConfig.model_fields]
+    text = config_api.in_api_words(" and ".join(keys))
+    assert text == " and ".join(f"PopriConfig({name})" for name in PopriConfig.model_fields)
+    for word in config_api._words().values():
+        assert "-" not in word and config_api.in_api_words(word) == word
+    # Neither options of other commands nor paths are keys.
+    same = "--max-lora-rank, first-use, a/run-folder, data.users.json"
+    assert config_api.in_api_words(same) == same

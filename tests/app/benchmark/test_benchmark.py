@@ -44,6 +44,7 @@ from privsyn_flower.evaluation.public import (
 from privsyn_flower.evaluation.rows import Work
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.protocol.question import Query
+from privsyn_flower.runs import write_jsonl
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.tiny.assets import RECIPES
 from privsyn_flower.text.tiny.models import train
@@ -68,8 +69,18 @@ def sentences(words, rng, count):
 
 
 def write(path, users):
-    rows = [{"user_id": u, "text": t} for u, texts in users.items() for t in texts]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    write_jsonl(path, [{"user_id": u, "text": t} for u, texts in users.items() for t in texts])
+
+
+def loss_of(setting, folder):
+    return held_out_loss(setting, Downstream(folder, length=48))
+
+
+def held_out_loss(setting, model):
+    """Of a model as it is, on the held-out users."""
+    users = setting.federation.held_out("test")
+    sums = model.user_sums({user: model.encode(own) for user, own in users.items()}).sum(axis=0)
+    return pytest.approx(sums[0] / sums[2], rel=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -182,10 +193,7 @@ def test_whole_benchmark_finds_what_was_built_in(setting, tmp_path):
     assert summary["loss"]["pretrained"] > summary["loss"]["private"]
     # the model as it is, not as the last learning-rate trial left it
     assert len(summary["learning_rate_trials"]) > 1
-    fresh = Downstream(setting.downstream, length=setting.config.evaluation.sequence_length)
-    users = setting.federation.held_out("test")
-    sums = fresh.user_sums({user: fresh.encode(texts) for user, texts in users.items()}).sum(axis=0)
-    assert summary["loss"]["pretrained"] == pytest.approx(sums[0] / sums[2], rel=1e-6)
+    assert summary["loss"]["pretrained"] == loss_of(setting, setting.downstream)
     frechet = summary["frechet"]
     assert frechet["synthetic"]["synthetic"] < 0.5 * frechet["synthetic"]["random_public"]
     assert frechet["seeds"]["seeds"] < 0.5 * frechet["seeds"]["noise_votes"]
@@ -236,10 +244,8 @@ def test_learning_rate_is_rehearsed_on_public_text_only(setting, monkeypatch):
 
     monkeypatch.setattr(Federation, "shard", closed)
     monkeypatch.setattr(Federation, "held_out", closed)
-    options = setting.config.evaluation.model_copy(update={"learning_rates": "1e-7,3e-3"})
-    config = setting.config.model_copy(update={"evaluation": options})
     model = Downstream(setting.downstream, length=48)
-    rate, tried = rehearse(config, setting.federation, model)
+    rate, tried = rehearse(setting.config, setting.federation, model)
     assert set(tried) == {"1e-07", "0.003"}
     assert tried[f"{rate:g}"] == min(tried.values())
 
@@ -308,10 +314,7 @@ def test_a_trained_model_is_measured_as_it_is(setting, tmp_path):
     found = json.loads(json.dumps(found))
     assert list(found["methods"]) == ["pretrained", "random_public", "trained", "private"]
     assert found["training_texts"].keys() == {"private"}
-    users = setting.federation.held_out("test")
-    model = Downstream(start, length=48)
-    sums = model.user_sums({u: model.encode(texts) for u, texts in users.items()}).sum(axis=0)
-    assert found["loss"]["random_public"] == pytest.approx(sums[0] / sums[2], rel=1e-6)
+    assert found["loss"]["random_public"] == loss_of(setting, start)
     assert found["loss_difference"]["trained-random_public"][1] > 0
     assert "trained-pretrained" in found["loss_difference"]
     closed = config.model_copy(update={"benchmark": False})
@@ -413,7 +416,7 @@ def labelled(setting, tmp_path_factory):
         for i in range(60)
         for label in [("priv", "pub")[i % 2]]
     ]
-    (root / "users.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    write_jsonl(root / "users.jsonl", rows)
     values = {
         **setting.config.flat(),
         "method": "popri",
@@ -560,16 +563,12 @@ def test_fine_tunings_start_from_the_model_of_public_text(setting):
     assert line == [METHODS["synthetic"], METHODS["private"]]
     assert list(found["methods"]) == ["pretrained", "random_public", "synthetic", "private"]
     start = public_start(config, setting.federation, setting.downstream)
-    held_out = setting.federation.held_out("test")
     for name, folder in (("pretrained", setting.downstream), ("random_public", start)):
-        model = Downstream(folder, length=48)
-        sums = model.user_sums({u: model.encode(own) for u, own in held_out.items()}).sum(axis=0)
-        assert found["loss"][name] == pytest.approx(sums[0] / sums[2], rel=1e-6)
+        assert found["loss"][name] == loss_of(setting, folder)
     model = Downstream(start, length=48)
     tuning = replace(tuning_of(config), learning_rate=3e-3)
     model.fine_tune(model.encode(sets["synthetic"]), tuning)
-    sums = model.user_sums({u: model.encode(own) for u, own in held_out.items()}).sum(axis=0)
-    assert found["loss"]["synthetic"] == pytest.approx(sums[0] / sums[2], rel=1e-6)
+    assert found["loss"]["synthetic"] == held_out_loss(setting, model)
     assert found["steps_per_fine_tuning"] == {"synthetic": 16, "private": 20}
     assert "tokens_per_fine_tuning" not in found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from privsyn_flower.config import ConfigError
+from privsyn_flower.runs import write_jsonl
 from scripts import popri_rounds
 from tests.conftest import sentences
 
@@ -16,7 +17,7 @@ from tests.conftest import sentences
 def run(tmp_path: Path) -> Path:
     users = tmp_path / "users.jsonl"
     rows = [{"user_id": f"u{i % 20}", "text": text} for i, text in enumerate(sentences(80, 0))]
-    users.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(users, rows)
     folder = tmp_path / "run"
     (folder / "popri").mkdir(parents=True)
     for number in (1, 2):
@@ -24,9 +25,7 @@ def run(tmp_path: Path) -> Path:
         found = {"prompts": [], "responses": [own[:15], own[10:]]}
         (folder / "popri" / f"round-000{number}.json").write_text(json.dumps(found))
     (folder / "popri" / "round-0001-learned.json").write_text("{}")
-    (tmp_path / "rival.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in sentences(25, 9))
-    )
+    write_jsonl(tmp_path / "rival.jsonl", ({"text": text} for text in sentences(25, 9)))
     (folder / "config.toml").write_text(
         f'method = "popri"\nbenchmark = true\ncache = "{tmp_path / "cache"}"\n'
         f'[data]\nsource = "files"\npath = "{users}"\nusers = 8\nheld-out-users = 10\n'

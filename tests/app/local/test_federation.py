@@ -26,6 +26,7 @@ from privsyn_flower.app.local.layout import (
 from privsyn_flower.app.local.processes import free_port
 from privsyn_flower.app.local.simulation import FlowerError
 from privsyn_flower.data import DataError, load_users
+from privsyn_flower.runs import write_jsonl
 from tests.conftest import sentences
 
 
@@ -36,7 +37,7 @@ def write_users(path: Path, names: range) -> Path:
         for at, name in enumerate(names)
         for text in texts[2 * at : 2 * at + 2]
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(path, rows)
     return path
 
 

@@ -24,6 +24,7 @@ from privsyn_flower.app.local.ray_cluster import (
 )
 from privsyn_flower.app.local.simulation import CLUSTER_CHECKED, LocalFlower, users_cluster
 from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.runs import write_jsonl
 
 SEEN = {"reads": True, "flock": True, "lockf": True}
 HERE = {"account": "0", "torch": "2.13.0", "data": "ab"}
@@ -31,7 +32,7 @@ HERE = {"account": "0", "torch": "2.13.0", "data": "ab"}
 
 def config(tmp_path: Path) -> RunConfig:
     path = tmp_path / "users.jsonl"
-    path.write_text("".join(f'{{"user_id": "u{i}", "text": "a b"}}\n' for i in range(20)))
+    write_jsonl(path, ({"user_id": f"u{i}", "text": "a b"} for i in range(20)))
     return RunConfig.from_flat(
         {
             "cache": str(tmp_path / "cache"),
