@@ -19,7 +19,7 @@ from privsyn_flower.common.arrays import F64, I64
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.evaluation.downstream import EVALUATION_BATCH, Parts, own_generator
-from privsyn_flower.evaluation.intervals import Interval, paired_bootstrap
+from privsyn_flower.evaluation.intervals import Interval, paired_bootstrap, with_differences
 from privsyn_flower.evaluation.rows import Rows
 from privsyn_flower.evaluation.tuning import Batch, Tuning, batches
 from privsyn_flower.text.models.batches import encode, pad_rows
@@ -239,18 +239,7 @@ def _f1_intervals(
     weights = rng.multinomial(users, np.full(users, 1 / users), size=resamples)
     point = {name: float(macro_f1(own.sum(axis=0))) for name, own in methods.items()}
     drawn = {name: macro_f1(np.tensordot(weights, own, axes=1)) for name, own in methods.items()}
-
-    def interval(value: float, samples: F64) -> Interval:
-        low, high = np.percentile(samples, [2.5, 97.5])
-        return Interval(value, float(low), float(high))
-
-    return {
-        "value": {name: interval(point[name], drawn[name]) for name in methods},
-        "difference": {
-            f"{one}-{two}": interval(point[one] - point[two], drawn[one] - drawn[two])
-            for one, two in pairs
-        },
-    }
+    return with_differences(point, drawn, pairs)
 
 
 def macro_f1(confusion: F64) -> F64:

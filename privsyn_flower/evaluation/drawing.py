@@ -8,14 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.common.files import cache_home
+import numpy as np
+
+from privsyn_flower.common.arrays import F32
+from privsyn_flower.common.files import default_cache
+from privsyn_flower.common.randomness import seeded
+from privsyn_flower.text.protocols import Embedder
 
 BLUE, GREY, DARK = "#1f5fa8", "#b8b8b8", "#6b6b6b"
+LEAST_TEXTS = 8  # below which there is nothing to see
+NEIGHBOURS = 30.0  # t-SNE's usual perplexity
 
 
 def pyplot() -> Any:
     """matplotlib's pyplot, drawing into files; its own are kept among our caches."""
-    os.environ.setdefault("MPLCONFIGDIR", str(cache_home() / "privsyn-flower" / "matplotlib"))
+    os.environ.setdefault("MPLCONFIGDIR", str(default_cache() / "matplotlib"))
     import matplotlib
 
     matplotlib.use("Agg")
@@ -89,4 +96,44 @@ def draw_intervals(
     panel.invert_yaxis()
     panel.set_xlabel(label)
     panel.spines[["top", "right"]].set_visible(False)
+    return save(figure, path, caption)
+
+
+def chosen(groups: Mapping[str, Sequence[str]], most: int, seed: int) -> dict[str, list[str]]:
+    """At most so many texts of all groups together, drawn at random, under their groups' names."""
+    named = [(name, text) for name, own in groups.items() for text in own if text.strip()]
+    order = seeded(seed, "clusters").permutation(len(named))[:most]
+    kept: dict[str, list[str]] = {name: [] for name in groups}
+    for place in sorted(order.tolist()):
+        kept[named[place][0]].append(named[place][1])
+    return {name: own for name, own in kept.items() if own}
+
+
+def draw_clusters(
+    groups: Mapping[str, Sequence[str]], embedder: Embedder, path: Path, *, caption: str
+) -> Path:
+    """Where texts lie, as POPri's Figure 10 shows it: t-SNE of their embeddings, a colour a group.
+
+    Writes a PNG to `path`, as public or PRIVATE as the texts are. Neighbours of a point are its
+    text's; distances between clusters, and their sizes, mean nothing. Raises ValueError for fewer
+    than LEAST_TEXTS texts.
+    """
+    from sklearn.manifold import TSNE
+
+    texts = [text for own in groups.values() for text in own]
+    if len(texts) < LEAST_TEXTS:
+        raise ValueError(f"{len(texts)} texts: a picture needs at least {LEAST_TEXTS}")
+    rows: F32 = embedder.embed(texts)  # (n, d)
+    near = min(NEIGHBOURS, (len(texts) - 1) / 3)
+    points = TSNE(perplexity=near, init="pca", random_state=0).fit_transform(rows)  # (n, 2)
+    plt = pyplot()
+    figure, panel = plt.subplots(figsize=(6.4, 5.2))
+    ends = np.cumsum([0, *(len(own) for own in groups.values())])
+    for number, (name, own) in enumerate(groups.items()):
+        part = points[ends[number] : ends[number + 1]]
+        colour = plt.get_cmap("tab20")(number % 20)
+        panel.scatter(*part.T, s=6, color=colour, linewidths=0, label=f"{name} ({len(own)})")
+    panel.set_xticks([])
+    panel.set_yticks([])
+    panel.legend(fontsize=8, frameon=False, markerscale=2)
     return save(figure, path, caption)

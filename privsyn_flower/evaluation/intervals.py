@@ -64,16 +64,30 @@ def paired_bootstrap(
     drawn = {name: ratios(weights, sums) for name, sums in methods.items()}
     point = {name: float(sums[:, 0].sum() / sums[:, 1].sum()) for name, sums in methods.items()}
     tail = 50 * (1 - confidence)
+    return with_differences(point, drawn, differences, (tail, 100 - tail))
+
+
+def with_differences(
+    point: Mapping[str, float],
+    drawn: Mapping[str, F64],
+    pairs: Sequence[tuple[str, str]],
+    tails: tuple[float, float] = (2.5, 97.5),
+) -> dict[str, dict[str, Interval]]:
+    """Percentile intervals of every method, and of b minus a for each pair ("b", "a").
+
+    point: the statistic of each method. drawn: its resamples, the same users' in every method.
+    tails: percentiles where an interval ends. Returns as `paired_bootstrap`.
+    """
 
     def interval(value: float, samples: F64) -> Interval:
-        low, high = np.nanpercentile(samples, [tail, 100 - tail])
+        low, high = np.nanpercentile(samples, tails)
         return Interval(value, float(low), float(high))
 
     return {
-        "value": {name: interval(point[name], drawn[name]) for name in methods},
+        "value": {name: interval(point[name], drawn[name]) for name in point},
         "difference": {
             f"{one}-{two}": interval(point[one] - point[two], drawn[one] - drawn[two])
-            for one, two in differences
+            for one, two in pairs
         },
     }
 

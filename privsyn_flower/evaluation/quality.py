@@ -39,6 +39,8 @@ REPEATED = 0.2
 # Shares above which most of the text is of no use, unless public text has as much of it.
 UNKNOWN, REPEATING, COPIED = 0.5, 0.5, 0.5
 LENGTHS = (0.05, 0.5, 0.95)
+SHOWN = 6  # texts of each kind beside each other, for a reader's first look
+LONGEST = 400  # characters of each
 
 
 def quality(texts: Sequence[str], public: Sequence[str]) -> dict[str, Any]:
@@ -159,3 +161,14 @@ def _word_list() -> frozenset[str]:
     # Single letters are pieces of a word, but for those two.
     words = (one for one in vocabulary if len(one) > 1 or one in "ai")
     return frozenset(one for one in words if one.isascii() and one.isalpha())
+
+
+def side_by_side(**columns: Sequence[str]) -> dict[str, list[str]]:
+    """Of each kind of text every n-th, SHOWN at most, so that nobody picks them; longer ones are
+    cut. A kind without texts is left out. columns: public texts, or released ones."""
+    found = dict[str, list[str]]()
+    for name, texts in columns.items():
+        count = min(SHOWN, len(texts))
+        if count:
+            found[name] = [str(texts[n * len(texts) // count])[:LONGEST] for n in range(count)]
+    return found

@@ -14,7 +14,7 @@ from privsyn_flower.app.cli.main import app
 from privsyn_flower.data import load_users, surveys
 from privsyn_flower.data.surveys import Preview, quantiles, statistics
 from privsyn_flower.data.values import Columns
-from privsyn_flower.evaluation.clusters import chosen, draw_clusters
+from privsyn_flower.evaluation.drawing import chosen, draw_clusters
 from privsyn_flower.text.embedders import NgramEmbedder
 from tests.rigs.users import write, write_jsonl
 

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.evaluation import quality as module
-from privsyn_flower.evaluation.quality import WORD_LIST, faults, quality, sentences
+from privsyn_flower.evaluation.quality import (
+    LONGEST,
+    SHOWN,
+    WORD_LIST,
+    faults,
+    quality,
+    sentences,
+    side_by_side,
+)
 
 PUBLIC = [
     "the list of all values is returned by the function",
@@ -130,3 +138,15 @@ def test_any_texts_have_shares_and_go_into_a_summary(texts: list[str], public: l
         assert all(0.0 <= share <= 1.0 for share in both)
         assert found["copies"] == quality(texts[::-1], public)["copies"]
     assert all(isinstance(told, str) for told in sentences(found))
+
+
+def test_every_nth_text_of_each_kind() -> None:
+    many = [f"text {n}" for n in range(10 * SHOWN)]
+    found = side_by_side(public=many, seeds=many[:2], synthetic=[])
+    assert found == {"public": many[::10], "seeds": many[:2]}
+    assert list(side_by_side(seeds=many, public=many)) == ["seeds", "public"]
+
+
+def test_long_texts_are_cut() -> None:
+    found = side_by_side(public=["x" * (LONGEST + 1)])
+    assert found == {"public": ["x" * LONGEST]}

@@ -116,7 +116,7 @@ def clusters(
     """Draw where the texts of a PUBLIC data set lie, by t-SNE of their embeddings."""
     from privsyn_flower.data.text_files import grouped_by_label
     from privsyn_flower.data.values import Columns
-    from privsyn_flower.evaluation.clusters import chosen, draw_clusters
+    from privsyn_flower.evaluation.drawing import chosen, draw_clusters
     from privsyn_flower.runs import read_jsonl
     from privsyn_flower.text.embedders import load_embedder
 

@@ -20,7 +20,7 @@ from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.config import EvolutionConfig, RunConfig
 from privsyn_flower.data import LabelledText as UserText
-from privsyn_flower.evaluation.side_by_side import side_by_side
+from privsyn_flower.evaluation.quality import side_by_side
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.changes import WRITING
