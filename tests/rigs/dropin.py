@@ -38,6 +38,8 @@ CLIP = 2.0
 
 SECRET = "the-secret-of-a-user"
 
+LOG = ".cache/privsyn-flower/nodes/drop-in/0-of-4/node.log"  # in the home of a simulated node
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: Any) -> Iterator[Path]:
@@ -116,3 +118,13 @@ def decoded(reply: Message, query: Query, weight: int = 1, ticket: Ticket = TICK
     padded = encoded_length(replace(query, length=length))
     residues = wire.read_answer(reply, ticket, padded, used.bits).residues
     return decode_sum(residues, query, used)
+
+
+def policy(folder: Path, kind: str) -> str:
+    """A device's policy that takes plain sums of questions of one kind."""
+    path = folder / f"{kind}.toml"
+    path.write_text(
+        f'queries = ["{kind}"]\naggregation = ["plain"]\ntrusted-aggregator = true\n'
+        "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.5\n"
+    )
+    return str(path)
