@@ -108,3 +108,26 @@ def engine(
         node_timeout=1.0,
     )
     return Rounds(grid, strategy, plan, folder, ledger, PlainSum())
+
+
+class Rig:
+    """The nodes of a run and its folder; the engine, over a loopback to them."""
+
+    def __init__(self, folder: Path, loopback: Any, nodes: dict[int, Any]) -> None:
+        self.folder, self.loopback, self.nodes = folder, loopback, nodes
+        self.grid = loopback(nodes)
+
+    def engine(self, strategy: Counting, **options: Any) -> Rounds:
+        return engine(self.folder, self.grid, strategy, **options)
+
+
+@pytest.fixture
+def rig(tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]) -> Rig:
+    return Rig(tmp_path, loopback, nodes)
+
+
+def crash_in(rnd: int, run: Rounds) -> None:
+    """Run until the strategy dies learning from this round, whose release is stored by then."""
+    run.strategy.crash_in = rnd  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="crash"):
+        run.run()

@@ -20,8 +20,10 @@ from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.strategies.engine.rounds import Rounds
 from tests.rigs.arguments import Voting, Zeros
-from tests.rigs.rounds import Counting, VotingNode, engine
+from tests.rigs.rounds import Counting, Rig, VotingNode, crash_in, rig
 from tests.strategies.training_rig import record
+
+__all__ = ["rig"]
 
 
 @pytest.fixture
@@ -29,8 +31,8 @@ def nodes() -> dict[int, VotingNode]:
     return {100 + i: VotingNode(25, i, deployed=True) for i in range(4)}
 
 
-def begun(tmp_path: Path, grid: Any, strategy: Counting, **plan: Any) -> Rounds:
-    run = engine(tmp_path, grid, strategy)
+def begun(rig: Rig, strategy: Counting, **plan: Any) -> Rounds:
+    run = rig.engine(strategy)
     for name, value in plan.items():
         object.__setattr__(run.plan, name, value)
     return run
@@ -45,52 +47,44 @@ class Notes:
             self.nodes.append(note)
 
 
-def test_an_absent_node_is_waited_for_once_and_named(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    del nodes[103]
-    grid = loopback(nodes)
-    ids, looks = grid.get_node_ids, list[int]()
+def test_an_absent_node_is_waited_for_once_and_named(rig: Rig) -> None:
+    del rig.nodes[103]
+    ids, looks = rig.grid.get_node_ids, list[int]()
 
     def get_node_ids() -> list[int]:
-        looks.append(len(nodes[100].seen))  # rounds so far
+        looks.append(len(rig.nodes[100].seen))  # rounds so far
         found: list[int] = ids()
         return found
 
-    grid.get_node_ids = get_node_ids
-    run = begun(tmp_path, grid, Counting(4), node_timeout=0.7)
+    rig.grid.get_node_ids = get_node_ids
+    run = begun(rig, Counting(4), node_timeout=0.7)
     run.cohort.progress = notes = Notes()
     assert run.run() == 4
     assert looks.count(0) > 1 and [looks.count(done) for done in (1, 2, 3)] == [1, 1, 1]
     assert notes.nodes == ["waiting for 1 more of 4 nodes (weight 75, 75 needed; 1 s at most)"]
 
 
-def test_who_was_here_before_is_named_when_a_run_is_resumed(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    crashing = Counting()
-    crashing.crash_in = 2
-    with pytest.raises(RuntimeError, match="crash"):
-        engine(tmp_path, loopback(nodes), crashing).run()
-    del nodes[102]
-    run = begun(tmp_path, loopback(nodes), Counting(), node_timeout=0.3)
+def test_who_was_here_before_is_named_when_a_run_is_resumed(rig: Rig) -> None:
+    crash_in(2, rig.engine(Counting()))
+    del rig.nodes[102]
+    run = begun(rig, Counting(), node_timeout=0.3)
     run.cohort.progress = notes = Notes()
     assert run.run() == 3
     assert notes.nodes[0].endswith(": node 102")
 
 
 def test_a_node_that_goes_is_missed_aloud_and_welcome_again(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], caplog: pytest.LogCaptureFixture
+    rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gone = nodes[103]
+    gone = rig.nodes[103]
 
     def look(ticket: Ticket) -> None:
-        nodes.pop(103, None)
+        rig.nodes.pop(103, None)
         if ticket.round == 3:
-            nodes[103] = gone
+            rig.nodes[103] = gone
 
-    nodes[100].before_answer = look
-    run = begun(tmp_path, loopback(nodes), Counting(4), node_timeout=900.0)
+    rig.nodes[100].before_answer = look
+    run = begun(rig, Counting(4), node_timeout=900.0)
     start = time.monotonic()
     assert run.run() == 4
     assert time.monotonic() - start < 600.0
@@ -100,42 +94,38 @@ def test_a_node_that_goes_is_missed_aloud_and_welcome_again(
 
 
 def test_a_silent_node_is_not_greeted_in_every_round(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cohort, "GREETING_SECONDS", 0.2)
     greeted: list[Message] = []
-    nodes[103] = lambda message: greeted.append(message)  # type: ignore[assignment]
-    run = begun(tmp_path, loopback(nodes), Counting(4), node_timeout=0.5)
+    rig.nodes[103] = lambda message: greeted.append(message)  # type: ignore[assignment]
+    run = begun(rig, Counting(4), node_timeout=0.5)
     assert run.run() == 4
     assert 1 <= len(greeted) <= 4  # while the first cohort was waited for
 
 
 @pytest.mark.parametrize("code", [3, 4])
 def test_nodes_too_slow_for_their_greeting_are_greeted_again(
-    tmp_path: Path,
-    loopback: Any,
-    nodes: dict[int, VotingNode],
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """Flower answers for a message, or an answer, that expired: the node may do better later."""
     monkeypatch.setattr(cohort, "GREETING_SECONDS", 0.2)
     monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
     slow: list[Message] = []
-    quick = dict(nodes)
+    quick = dict(rig.nodes)
 
     def expired(node: int) -> Any:
         def answer(message: Message) -> Message:
             slow.append(message)
-            nodes[node] = quick[node]
+            rig.nodes[node] = quick[node]
             time.sleep(0.1)
             return Message(Error(code, "expired"), reply_to=message)
 
         return answer
 
     for node in quick:
-        nodes[node] = expired(node)
-    assert begun(tmp_path, loopback(nodes), Counting(), node_timeout=60.0).run() == 3
+        rig.nodes[node] = expired(node)
+    assert begun(rig, Counting(), node_timeout=60.0).run() == 3
     assert len(slow) == len(quick)
 
 
@@ -144,9 +134,9 @@ def test_a_simulation_waits_for_nobody_who_cannot_come(
 ) -> None:
     monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.3)
     nodes = {100 + i: VotingNode(25, i) for i in range(3)}
-    assert begun(tmp_path, loopback(nodes), Counting(), node_timeout=60.0).run() == 3
+    assert begun(Rig(tmp_path, loopback, nodes), Counting(), node_timeout=60.0).run() == 3
     del nodes[100]
-    run = begun(tmp_path / "two", loopback(nodes), Counting(), node_timeout=900.0)
+    run = begun(Rig(tmp_path / "two", loopback, nodes), Counting(), node_timeout=900.0)
     start = time.monotonic()
     with pytest.raises(TooFewNodes, match=r"weight 50.*num-supernodes, which is 2 unless set"):
         run.run()
@@ -175,11 +165,9 @@ def test_the_last_error_says_whose_weight_changed(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
-    crashing = Counting()
-    crashing.crash_in = 2
-    with pytest.raises(RuntimeError, match="crash"):
-        engine(tmp_path, loopback({i: VotingNode(25, i) for i in range(4)}), crashing).run()
-    run = begun(tmp_path, loopback({i: VotingNode(50, i) for i in range(2)}), Counting())
+    before = {i: VotingNode(25, i) for i in range(4)}
+    crash_in(2, Rig(tmp_path, loopback, before).engine(Counting()))
+    run = begun(Rig(tmp_path, loopback, {i: VotingNode(50, i) for i in range(2)}), Counting())
     with pytest.raises(
         TooFewNodes,
         match=r"2 of 2 nodes are not enrolled: their weight 50 was 25 when the run began: start as "
@@ -198,34 +186,33 @@ def test_a_greeting_that_all_refuse_ends_the_wait(
         asked.append(message)
         return wire.refuse(message, Refusal.SETUP)
 
-    grid = loopback({100 + i: refuses for i in range(4)})
+    rig = Rig(tmp_path, loopback, dict.fromkeys(range(100, 104), refuses))
     with pytest.raises(
         TooFewNodes, match=r"^4 of 4 nodes refused: node-setup: the nodes' own logs"
     ):
-        begun(tmp_path, grid, Counting(), node_timeout=60.0).run()
+        begun(rig, Counting(), node_timeout=60.0).run()
     assert len(asked) == 4
 
 
 def test_a_node_that_starts_late_is_still_waited_for(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of four refuses; the others are on their way: nobody gives up."""
     monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
-    late = dict(nodes)
-    nodes.clear()
-    nodes[104] = lambda message: wire.refuse(message, Refusal.SETUP)  # type: ignore[assignment]
-    grid = loopback(nodes)
+    late = dict(rig.nodes)
+    rig.nodes.clear()
+    rig.nodes[104] = lambda message: wire.refuse(message, Refusal.SETUP)  # type: ignore[assignment]
     start = time.monotonic()
-    ids = grid.get_node_ids
+    ids = rig.grid.get_node_ids
 
     def get_node_ids() -> list[int]:
         if time.monotonic() - start > 0.6:
-            nodes.update(late)
+            rig.nodes.update(late)
         found: list[int] = ids()
         return found
 
-    grid.get_node_ids = get_node_ids
-    assert begun(tmp_path, grid, Counting(), node_timeout=60.0).run() == 3
+    rig.grid.get_node_ids = get_node_ids
+    assert begun(rig, Counting(), node_timeout=60.0).run() == 3
 
 
 def test_a_forgotten_decorator_is_named_within_seconds(
@@ -266,7 +253,7 @@ def test_another_app_than_ours_is_named(
         raise ValueError("no such handler")
 
     with pytest.raises(TooFewNodes, match=r"ClientApp must be privsyn_flower\.client_apps\.main"):
-        engine(tmp_path, loopback({100: raises}), Counting()).run()
+        Rig(tmp_path, loopback, {100: raises}).engine(Counting()).run()
 
 
 # Groups of nodes -----------------------------------------------------------------------------
@@ -280,60 +267,53 @@ def of_groups(nodes: dict[int, VotingNode]) -> dict[int, VotingNode]:
 
 
 def test_a_group_is_asked_alone_and_counts_its_own_weight(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], caplog: pytest.LogCaptureFixture
+    rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    of_groups(nodes)
-    run = begun(tmp_path, loopback(nodes), Counting(1), group="weak", users=50, nodes=2)
+    of_groups(rig.nodes)
+    run = begun(rig, Counting(1), group="weak", users=50, nodes=2)
     assert run.run() == 1
-    assert [len(node.seen) for node in nodes.values()] == [0, 0, 1, 1]
+    assert [len(node.seen) for node in rig.nodes.values()] == [0, 0, 1, 1]
     row = run.folder.metrics()[0]
     assert (row["nodes_asked"], row["surviving_weight"]) == (2, 50)
     assert [charge.group for charge in run.ledger.charges()] == ["r/weak"]
     assert not [said for said in caplog.messages if "going on without" in said]
 
 
-def test_a_group_that_is_too_light_is_named(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_that_is_too_light_is_named(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
-    nodes[103].facts = replace(nodes[103].facts, resources="weak")
+    rig.nodes[103].facts = replace(rig.nodes[103].facts, resources="weak")
     plan = {"group": "weak", "users": 50, "nodes": 2, "node_timeout": 0.3}
     with pytest.raises(TooFewNodes, match=r"weight 25 .* of weak nodes; node-config resources"):
-        begun(tmp_path, loopback(nodes), Counting(1), **plan).run()
-    assert not any(node.seen for node in nodes.values())
+        begun(rig, Counting(1), **plan).run()
+    assert not any(node.seen for node in rig.nodes.values())
 
 
 @pytest.mark.parametrize("group", ["weak", ""])
 def test_a_node_that_changes_its_group_is_left_out_of_runs_with_groups(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], group: str
+    rig: Rig, group: str
 ) -> None:
     """It was asked as another one's before; where there are no groups nothing depends on it."""
-    of_groups(nodes)
-    crashing = Counting()
-    crashing.crash_in = 1
+    of_groups(rig.nodes)
     plan = {"group": "strong", "users": 50, "nodes": 2} if group else {}
-    with pytest.raises(RuntimeError, match="crash"):
-        begun(tmp_path, loopback(nodes), crashing, **plan).run()
-    nodes[101].facts = replace(nodes[101].facts, resources="weak")
-    before = len(nodes[101].seen)
+    crash_in(1, begun(rig, Counting(), **plan))
+    rig.nodes[101].facts = replace(rig.nodes[101].facts, resources="weak")
+    before = len(rig.nodes[101].seen)
     plan = {"group": "weak", "users": 50, "nodes": 2} if group else {}
-    run = begun(tmp_path, loopback(nodes), Counting(), **plan)
+    run = begun(rig, Counting(), **plan)
     run.run()
-    assert len(nodes[101].seen) == before + (0 if group else 2)
+    assert len(rig.nodes[101].seen) == before + (0 if group else 2)
     assert run.folder.load_value("resources") == (
-        {f"node {i}": "strong" if i < 102 else "weak" for i in nodes} if group else None
+        {f"node {i}": "strong" if i < 102 else "weak" for i in rig.nodes} if group else None
     )
 
 
-def test_a_node_that_named_no_group_joins_one_later(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
+def test_a_node_that_named_no_group_joins_one_later(rig: Rig) -> None:
     """It was never asked, and its owner was told to set the key."""
-    of_groups(nodes)
-    nodes[103].facts = replace(nodes[103].facts, resources="")
+    of_groups(rig.nodes)
+    rig.nodes[103].facts = replace(rig.nodes[103].facts, resources="")
     plan = {"group": "strong", "users": 50, "nodes": 2}
-    assert begun(tmp_path, loopback(nodes), Counting(1), **plan).run() == 1
-    nodes[103].facts = replace(nodes[103].facts, resources="weak")
-    run = begun(tmp_path, loopback(nodes), Counting(2), **{**plan, "group": "weak"})
+    assert begun(rig, Counting(1), **plan).run() == 1
+    rig.nodes[103].facts = replace(rig.nodes[103].facts, resources="weak")
+    run = begun(rig, Counting(2), **{**plan, "group": "weak"})
     run.run()
-    assert [len(node.seen) for node in nodes.values()] == [1, 1, 1, 1]
+    assert [len(node.seen) for node in rig.nodes.values()] == [1, 1, 1, 1]

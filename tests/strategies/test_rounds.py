@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,113 +21,74 @@ from privsyn_flower.runs import read_jsonl
 from privsyn_flower.strategies.engine.aggregation import Attempt, Collected, PlainSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes, WrongNode
 from privsyn_flower.strategies.engine.rounds import MOST_ABORTS, NoRelease
-from privsyn_flower.strategies.synthesis.evolution import NothingSurvived
 from tests.rigs.ledger import remaining_rounds
 from tests.rigs.rounds import (
     Counting,
+    Rig,
     VotingNode,
+    crash_in,
     engine,
-    nodes,  # noqa: F401
+    nodes,
+    rig,
 )
 
+__all__ = ["nodes", "rig"]
 
-def test_all_rounds(tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]) -> None:
+
+def test_all_rounds(rig: Rig) -> None:
     strategy = Counting()
-    run = engine(tmp_path, loopback(nodes), strategy)
+    run = rig.engine(strategy)
     assert run.run() == 3
     assert strategy.learned == {str(r): [4.0] * 4 for r in (1, 2, 3)}
     assert [c.state for c in run.ledger.charges(run="r")] == ["committed"] * 3
-    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    rows = read_jsonl(rig.folder / "run" / "metrics.jsonl")
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert rows[0]["surviving_weight"] == 100
     # std^2 per unit of weight is (5 * bound)^2 / 75, so 100 users carry more than guaranteed
     assert strategy.stds == pytest.approx([5 * np.sqrt(100 / 75)] * 3)
-    ticket, noise = nodes[100].seen[0]
+    ticket, noise = rig.nodes[100].seen[0]
     assert (ticket.round, ticket.attempt) == (1, 1)
     assert (noise.multiplier, noise.min_weight) == (5.0, 75.0)
 
 
-def test_charge_is_on_disk_before_a_node_is_asked(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
+def test_charge_is_on_disk_before_a_node_is_asked(rig: Rig) -> None:
     states: list[list[str]] = []
 
     def look(ticket: Ticket) -> None:
-        rows = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (rig.folder / "ledger.jsonl").read_text().splitlines()]
         text = json.dumps(rows)
         assert '"r"' in text
         book = Ledger.open(
-            tmp_path / "ledger.jsonl",
+            rig.folder / "ledger.jsonl",
             population="people",
             total_epsilon=2.0,
             total_delta=1e-5,
         )
         states.append([c.state for c in book.charges(run="r") if c.round == ticket.round])
-        assert not (tmp_path / "run" / "releases" / f"round-{ticket.round:04d}.npz").exists()
+        assert not (rig.folder / "run" / "releases" / f"round-{ticket.round:04d}.npz").exists()
 
-    nodes[100].before_answer = look
-    engine(tmp_path, loopback(nodes), Counting()).run()
+    rig.nodes[100].before_answer = look
+    rig.engine(Counting()).run()
     assert states == [["reserved"]] * 3
-
-
-def test_a_disk_that_is_full_at_any_write_loses_nothing(
-    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It ends the run; with room again the run goes on, and no sum is released twice."""
-    sync = os.fsync
-    for full_at in itertools.count(1):
-        place = tmp_path / str(full_at)
-        place.mkdir()
-        nodes = {100 + i: VotingNode(25, i) for i in range(4)}
-        left = iter(range(1, full_at))
-
-        def full(descriptor: int, left: Iterator[int] = left) -> None:
-            if next(left, None) is None:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            sync(descriptor)
-
-        monkeypatch.setattr(os, "fsync", full)
-        try:
-            engine(place, loopback(nodes), Counting(rounds=1)).run()
-            break
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
-        finally:
-            monkeypatch.setattr(os, "fsync", sync)
-        strategy = Counting(rounds=1)
-        run = engine(place, loopback(nodes), strategy)
-        assert run.run() == 1
-        assert strategy.learned == {"1": [4.0] * 4}
-        states = [c.state for c in run.ledger.charges(run="r")]
-        assert states.count("committed") == 1 and len(states) <= 2  # one attempt is to spare
-        tickets = [ticket for ticket, _ in nodes[100].seen]
-        assert len(set(tickets)) == len(tickets)
-    assert full_at > 10
 
 
 @pytest.mark.parametrize("mode", ["silent", "raise", "refuse", "bits", "short", "old"])
 def test_one_node_failing_leaves_enough_weight(
-    tmp_path: Path,
-    loopback: Any,
-    nodes: dict[int, VotingNode],
-    mode: str,
-    caplog: pytest.LogCaptureFixture,
+    rig: Rig, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nodes[102].mode = mode
+    rig.nodes[102].mode = mode
     strategy = Counting(rounds=1)
-    run = engine(tmp_path, loopback(nodes), strategy)
+    run = rig.engine(strategy)
     assert run.run() == 1
     assert strategy.learned == {"1": [3.0] * 4}
     assert run.folder.metrics()[0]["surviving_weight"] == 75
     assert "diary" not in caplog.text
 
 
-def test_too_few_survivors_spends_a_spare_and_then_ends(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    nodes[101].mode = nodes[102].mode = "silent"
+def test_too_few_survivors_spends_a_spare_and_then_ends(rig: Rig) -> None:
+    rig.nodes[101].mode = rig.nodes[102].mode = "silent"
     strategy = Counting()
-    run = engine(tmp_path, loopback(nodes), strategy)
+    run = rig.engine(strategy)
     with pytest.raises(NoRelease, match="spare-rounds"):
         run.run()
     assert strategy.learned == {}
@@ -139,176 +97,135 @@ def test_too_few_survivors_spends_a_spare_and_then_ends(
         (1, 1, "reserved"),
         (1, 2, "reserved"),
     ]
-    assert not list((tmp_path / "run" / "releases").glob("*"))
+    assert not list((rig.folder / "run" / "releases").glob("*"))
 
 
-def test_a_retry_within_the_spare_rounds_succeeds(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
+def test_a_retry_within_the_spare_rounds_succeeds(rig: Rig) -> None:
     def recover(ticket: Ticket) -> None:
-        nodes[101].mode = nodes[102].mode = "silent" if ticket.attempt == 1 else "ok"
+        rig.nodes[101].mode = rig.nodes[102].mode = "silent" if ticket.attempt == 1 else "ok"
 
-    nodes[100].before_answer = recover
+    rig.nodes[100].before_answer = recover
     strategy = Counting(rounds=1)
-    assert engine(tmp_path, loopback(nodes), strategy).run() == 1
-    assert [ticket.attempt for ticket, _ in nodes[100].seen] == [1, 2]
+    assert rig.engine(strategy).run() == 1
+    assert [ticket.attempt for ticket, _ in rig.nodes[100].seen] == [1, 2]
     assert strategy.asked == [1]  # the stored question is asked again, not a new one
 
 
-def test_a_stored_release_is_never_asked_again(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    strategy = Counting()
-    strategy.crash_in = 2
-    grid = loopback(nodes)
-    with pytest.raises(RuntimeError, match="crash"):
-        engine(tmp_path, grid, strategy).run()
+def test_a_stored_release_is_never_asked_again(rig: Rig) -> None:
+    crash_in(2, rig.engine(Counting()))
     resumed = Counting()
-    run = engine(tmp_path, grid, resumed)
+    run = rig.engine(resumed)
     assert run.run() == 3
-    assert [ticket.round for ticket, _ in nodes[100].seen] == [1, 2, 3]
+    assert [ticket.round for ticket, _ in rig.nodes[100].seen] == [1, 2, 3]
     assert resumed.asked == [3]
     assert resumed.learned == {str(r): [4.0] * 4 for r in (1, 2, 3)}
     assert [c.state for c in run.ledger.charges(run="r")] == ["committed"] * 3
 
 
-def test_crash_between_release_and_commit(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], monkeypatch: pytest.MonkeyPatch
+def power_cut(*given: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("method", "before", "after", "asked"),
+    [
+        ("commit", ["reserved"], ["committed"], 1),  # the release is there
+        ("mark_sent", ["reserved"], ["void", "committed"], 1),  # nobody was asked, so it is free
+    ],
+)
+def test_crash_beside_the_ledger(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, method: str, before: Any, after: Any, asked: int
 ) -> None:
-    run = engine(tmp_path, loopback(nodes), Counting(rounds=1))
-
-    def power_cut(self: Ledger, charge_id: str) -> None:
-        raise KeyboardInterrupt
-
+    run = rig.engine(Counting(rounds=1))
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "commit", power_cut)
+        patch.setattr(Ledger, method, power_cut)
         with pytest.raises(KeyboardInterrupt):
             run.run()
-    assert [c.state for c in run.ledger.charges(run="r")] == ["reserved"]
-    again = engine(tmp_path, loopback(nodes), Counting(rounds=1))
+    assert [c.state for c in run.ledger.charges(run="r")] == before
+    again = rig.engine(Counting(rounds=1))
     assert again.run() == 1
-    assert [c.state for c in again.ledger.charges(run="r")] == ["committed"]
-    assert len(nodes[100].seen) == 1
+    assert [c.state for c in again.ledger.charges(run="r")] == after
+    assert len(rig.nodes[100].seen) == asked
 
 
-def test_crash_before_the_first_message_costs_nothing(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = engine(tmp_path, loopback(nodes), Counting(rounds=1))
-
-    def power_cut(self: Ledger, charge_id: str) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "mark_sent", power_cut)
-        with pytest.raises(KeyboardInterrupt):
-            run.run()
-    again = engine(tmp_path, loopback(nodes), Counting(rounds=1))
-    assert again.run() == 1
-    states = [c.state for c in again.ledger.charges(run="r")]
-    assert states == ["void", "committed"]
-
-
-def test_crash_after_sending_stays_charged(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    def power_cut(ticket: Ticket) -> None:
-        raise KeyboardInterrupt
-
-    nodes[103].before_answer = power_cut
+def test_crash_after_sending_stays_charged(rig: Rig) -> None:
+    rig.nodes[103].before_answer = power_cut
     with pytest.raises(KeyboardInterrupt):
-        engine(tmp_path, loopback(nodes), Counting(rounds=1)).run()
-    nodes[103].before_answer = None
-    again = engine(tmp_path, loopback(nodes), Counting(rounds=1))
+        rig.engine(Counting(rounds=1)).run()
+    rig.nodes[103].before_answer = None
+    again = rig.engine(Counting(rounds=1))
     assert again.run() == 1
     assert [c.state for c in again.ledger.charges(run="r")] == ["reserved", "committed"]
 
 
-def test_budget_refuses_before_asking(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
+def test_budget_refuses_before_asking(rig: Rig) -> None:
     strategy = Counting(rounds=50)
-    run = engine(tmp_path, loopback(nodes), strategy)
+    run = rig.engine(strategy)
     done = run.run()
     assert 0 < done < 50
     assert run.ledger.spent_epsilon() <= 2.0
     assert remaining_rounds(run.ledger, 5.0) == 0
-    assert len(nodes[100].seen) == done
+    assert len(rig.nodes[100].seen) == done
 
 
-def test_declared_population_bounds_the_weights(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    nodes[104] = VotingNode(1, 4)
+def test_declared_population_bounds_the_weights(rig: Rig) -> None:
+    rig.nodes[104] = VotingNode(1, 4)
     with pytest.raises(TooFewNodes, match=r"101 users.*declared population is 100"):
-        engine(tmp_path, loopback(nodes), Counting()).run()
+        rig.engine(Counting()).run()
 
 
-def test_too_few_nodes_names_the_numbers(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    grid = loopback({100: nodes[100]})
+def test_too_few_nodes_names_the_numbers(rig: Rig) -> None:
+    for absent in (101, 102, 103):
+        del rig.nodes[absent]
     with pytest.raises(TooFewNodes, match="weight 25"):
-        engine(tmp_path, grid, Counting()).run()
-    assert nodes[100].seen == []
+        rig.engine(Counting()).run()
+    assert rig.nodes[100].seen == []
 
 
-def test_deployed_nodes_are_refused_in_simulation(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    nodes[103] = VotingNode(25, 3, deployed=True)
-    run = engine(tmp_path, loopback(nodes), Counting())
+def test_deployed_nodes_are_refused_in_simulation(rig: Rig) -> None:
+    rig.nodes[103] = VotingNode(25, 3, deployed=True)
+    run = rig.engine(Counting())
     object.__setattr__(run.plan, "kind", "simulated")
     with pytest.raises(WrongNode, match="a deployed node is connected to a simulated run"):
         run.run()
-    run = engine(tmp_path, loopback(nodes), Counting())
+    run = rig.engine(Counting())
     object.__setattr__(run.plan, "kind", "deployed")
     with pytest.raises(WrongNode, match="a simulated node is connected to a deployed run"):
         run.run()
 
 
-def test_seeded_noise_is_refused_where_privacy_is_claimed(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    nodes[103].facts = Hello(25, 3, deployed=False, seeded=True)
-    run = engine(tmp_path, loopback(nodes), Counting())
+def test_seeded_noise_is_refused_where_privacy_is_claimed(rig: Rig) -> None:
+    rig.nodes[103].facts = Hello(25, 3, deployed=False, seeded=True)
+    run = rig.engine(Counting())
     with pytest.raises(WrongNode, match="drawn from the seed"):
         run.run()
     assert run.ledger.charges() == []
 
 
-def test_a_node_whose_weight_changed_is_not_counted(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
+def test_a_node_whose_weight_changed_is_not_counted(rig: Rig) -> None:
     """A restarted node with a smaller weight adds less noise than the sum counts on."""
 
     def restart(ticket: Ticket) -> None:
-        nodes[103].facts = Hello(1, 3, deployed=False)
+        rig.nodes[103].facts = Hello(1, 3, deployed=False)
 
-    nodes[100].before_answer = restart
+    rig.nodes[100].before_answer = restart
 
     def guarded(message: Message) -> Message | None:
         try:
-            return nodes[103](message)
+            return rig.nodes[103](message)
         except wire.WireError as error:
             return wire.refuse(message, error.code)
 
-    run = engine(tmp_path, loopback({**nodes, 103: guarded}), Counting(rounds=1))
+    run = engine(rig.folder, rig.loopback({**rig.nodes, 103: guarded}), Counting(rounds=1))
     assert run.run() == 1
     assert run.folder.metrics()[0]["surviving_weight"] == 75
 
 
-def test_another_ledger_than_the_runs_own_is_refused(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    strategy = Counting()
-    strategy.crash_in = 2
-    grid = loopback(nodes)
-    with pytest.raises(RuntimeError, match="crash"):
-        engine(tmp_path, grid, strategy).run()
-    (tmp_path / "ledger.jsonl").unlink()
+def test_another_ledger_than_the_runs_own_is_refused(rig: Rig) -> None:
+    crash_in(2, rig.engine(Counting()))
+    (rig.folder / "ledger.jsonl").unlink()
     with pytest.raises(LedgerError, match="not the ledger the run began with"):
-        engine(tmp_path, grid, Counting()).run()
+        rig.engine(Counting()).run()
 
 
 class Unheard(PlainSum):
@@ -321,71 +238,68 @@ class Unheard(PlainSum):
         raise TooFewSurvivors("nobody answered")
 
 
-def test_attempts_that_cost_nothing_are_counted_for_each_start_alone(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
+def test_attempts_that_cost_nothing_are_counted_for_each_start_alone(rig: Rig) -> None:
     """Whoever mended the cause may try again; one start tries a bounded number of times."""
-    grid, most = loopback(nodes), 2 + MOST_ABORTS
+    most = 2 + MOST_ABORTS
     for start in (1, 2):
-        run = engine(tmp_path, grid, Counting(rounds=2))
+        run = rig.engine(Counting(rounds=2))
         run.aggregation = Unheard()
         Unheard.tries = 0
         with pytest.raises(NoRelease):
             run.run()
         assert Unheard.tries == most
         assert [c.state for c in run.ledger.charges(run="r")] == ["void"] * most * start
-    run = engine(tmp_path, grid, Counting(rounds=2))
+    run = rig.engine(Counting(rounds=2))
     assert run.run() == 2
     assert [c.state for c in run.ledger.charges(run="r")][-2:] == ["committed"] * 2
-    assert nodes[100].seen[0][0].attempt == 2 * most + 1  # no attempt has the number of another
+    assert rig.nodes[100].seen[0][0].attempt == 2 * most + 1  # no attempt has the number of another
 
 
+@pytest.mark.parametrize("lasting", [False, True])
 def test_a_full_disk_at_any_write_leaves_what_a_resume_needs(
-    tmp_path: Path,
-    loopback: Any,
-    nodes: dict[int, VotingNode],
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, lasting: bool
 ) -> None:
     """The error names the file; nothing is asked without a charge, nothing charged is lost."""
     real, left = os.fsync, [0]
 
     def full(descriptor: int) -> None:
         left[0] -= 1
-        if left[0] == 0:
+        if left[0] == 0 or (lasting and left[0] < 0):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 
-    monkeypatch.setattr(os, "fsync", full)
     for at in range(1, 1000):
-        here, before = tmp_path / str(at), len(nodes[100].seen)
+        here, before = rig.folder / str(at), len(rig.nodes[100].seen)
         left[0] = at
         try:
-            engine(here, loopback(nodes), Counting(rounds=2)).run()
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fsync", full)
+                engine(here, rig.grid, Counting(rounds=2)).run()
         except OSError as error:
             assert error.errno == errno.ENOSPC and str(error.filename).startswith(str(here))
             assert f"No space left on device: '{error.filename}'" in str(error)
         else:
             break
         assert not list(here.rglob("*.tmp"))
-        run = engine(here, loopback(nodes), Counting(rounds=2))
+        strategy = Counting(rounds=2)
+        run = engine(here, rig.grid, strategy)
         assert run.run() == 2
+        assert strategy.learned == {"1": [4.0] * 4, "2": [4.0] * 4}
         states = [c.state for c in run.ledger.charges(run="r") if c.state != "void"]
         assert states.count("committed") == 2 and states.count("reserved") <= 1
-        assert len(nodes[100].seen) - before <= len(states)
+        tickets = [ticket for ticket, _ in rig.nodes[100].seen[before:]]
+        assert len(set(tickets)) == len(tickets) <= len(states)
     assert at > 20
 
 
-def test_a_run_folder_set_back_cannot_release_a_round_twice(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    grid = loopback(nodes)
-    engine(tmp_path, grid, Counting()).run()
+def test_a_run_folder_set_back_cannot_release_a_round_twice(rig: Rig) -> None:
+    rig.engine(Counting()).run()
     for name in ("checkpoints/round-0003.json", "releases/round-0003.npz"):
-        (tmp_path / "run" / name).unlink()
-    asked = len(nodes[100].seen)
+        (rig.folder / "run" / name).unlink()
+    asked = len(rig.nodes[100].seen)
     with pytest.raises(LedgerError, match="restore the run folder"):
-        engine(tmp_path, grid, Counting()).run()
-    assert len(nodes[100].seen) == asked
+        rig.engine(Counting()).run()
+    assert len(rig.nodes[100].seen) == asked
 
 
 def test_weights_are_whole_users() -> None:
@@ -395,44 +309,23 @@ def test_weights_are_whole_users() -> None:
         RoundPlan("r", 10, 1.0, min_surviving_weight=0.89, colluding_weight=0.11)
 
 
-def test_a_nodes_weight_is_fixed_for_the_run(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    strategy = Counting(rounds=2)
-    strategy.crash_in = 1
-    with pytest.raises(RuntimeError, match="crash"):
-        engine(tmp_path, loopback(nodes), strategy).run()
-    nodes[103].facts = Hello(10, 3, deployed=False)
+def test_a_nodes_weight_is_fixed_for_the_run(rig: Rig) -> None:
+    crash_in(1, rig.engine(Counting(rounds=2)))
+    rig.nodes[103].facts = Hello(10, 3, deployed=False)
     again = Counting(rounds=2)
-    run = engine(tmp_path, loopback(nodes), again)
+    run = rig.engine(again)
     object.__setattr__(run.plan, "nodes", 3)
     assert run.run() == 2
     assert run.folder.metrics()[-1]["surviving_weight"] == 75
 
 
-def test_present_nodes_below_the_guaranteed_weight_cost_no_charge(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    for node in nodes.values():
+def test_present_nodes_below_the_guaranteed_weight_cost_no_charge(rig: Rig) -> None:
+    for node in rig.nodes.values():
         node.facts = Hello(10, node.facts.partition, deployed=False)
-    run = engine(tmp_path, loopback(nodes), Counting())
+    run = rig.engine(Counting())
     with pytest.raises(TooFewNodes, match="weight 40"):
         run.run()
     assert run.ledger.charges(run="r") == []
-
-
-def test_nothing_survived_in_a_later_round_keeps_the_earlier(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    class Dying(Counting):
-        def learn(self, rnd: int, released: Any, noise_std: float) -> dict[str, Any]:
-            if rnd == 2:
-                raise NothingSurvived(rnd, 9.0)
-            return super().learn(rnd, released, noise_std)
-
-    strategy = Dying()
-    assert engine(tmp_path, loopback(nodes), strategy).run() == 1
-    assert list(strategy.learned) == ["1"]
 
 
 def test_refusal_carries_no_text(loopback: Any) -> None:

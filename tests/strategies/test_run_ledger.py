@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,15 @@ from tests.conftest import config_ledger
 from tests.rigs import app_evaluation as evaluated
 from tests.rigs.rounds import (
     Counting,
-    VotingNode,
+    Rig,
     nodes,
+    rig,
 )
 from tests.rigs.synthesis import Counting as Votes
 from tests.rigs.synthesis import grid_of
 from tests.strategies.training_rig import ftrl, record, trainers
 
-__all__ = ["nodes"]
+__all__ = ["nodes", "rig"]
 
 DELTA = 1e-5
 TERMS: dict[str, Any] = {"total_epsilon": 2.0, "total_delta": DELTA}
@@ -176,63 +178,55 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, home: Path) -> 
 # Which ------------------------------------------------------------------------------------
 
 
-def test_a_moved_folder_goes_on_and_a_put_back_one_does_not(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    grid, old, new = loopback(nodes), tmp_path / "mv1", tmp_path / "mv2"
-    interrupted(old, grid, after=1)
-    shutil.copytree(old, tmp_path / "backup")
+def test_a_moved_folder_goes_on_and_a_put_back_one_does_not(rig: Rig) -> None:
+    old, new = rig.folder / "mv1", rig.folder / "mv2"
+    interrupted(old, rig.grid, after=1)
+    shutil.copytree(old, rig.folder / "backup")
     old.rename(new)
     strategy = Counting()
-    ledger = go(new, grid, strategy)
+    ledger = go(new, rig.grid, strategy)
     assert list(strategy.learned) == ["1", "2", "3"] and not old.exists()
-    assert [ticket.round for ticket, _ in nodes[100].seen] == [1, 2, 3]
+    assert [ticket.round for ticket, _ in rig.nodes[100].seen] == [1, 2, 3]
     assert [charge.state for charge in ledger.charges()] == ["committed"] * 3
     assert len(read_jsonl(new / COPY)) == 1 + 3 * 3  # header; reserve, sent, commit
 
     shutil.rmtree(new)
-    (tmp_path / "backup").rename(old)
+    (rig.folder / "backup").rename(old)
     with pytest.raises(LedgerError, match=r"round 3 was released .*mv1: the folder was put back"):
-        go(old, grid, Counting())
-    assert len(nodes[100].seen) == 3
+        go(old, rig.grid, Counting())
+    assert len(rig.nodes[100].seen) == 3
 
 
-def test_two_copies_never_release_under_one_charge(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
+def test_two_copies_never_release_under_one_charge(rig: Rig) -> None:
     """Whichever goes on first; the other one is told, and nobody is asked."""
-    grid, one, two = loopback(nodes), tmp_path / "one", tmp_path / "two"
-    interrupted(one, grid, after=1)
+    one, two = rig.folder / "one", rig.folder / "two"
+    interrupted(one, rig.grid, after=1)
     shutil.copytree(one, two)
     before = sorted(path.relative_to(one) for path in one.rglob("*"))
-    ledger = go(two, grid, Counting())
+    ledger = go(two, rig.grid, Counting())
     assert sorted(path.relative_to(one) for path in one.rglob("*")) == before
     with pytest.raises(LedgerError, match="another copy of it went on"):
-        go(one, grid, Counting())
+        go(one, rig.grid, Counting())
     released = [len(list((path / "releases").iterdir())) for path in (one, two)]
-    assert released == [2, 3] and len(ledger.charges()) == len(nodes[100].seen) == 3
+    assert released == [2, 3] and len(ledger.charges()) == len(rig.nodes[100].seen) == 3
 
 
-def test_copies_at_the_same_time_wait_for_each_other(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    grid, one, two = loopback(nodes), tmp_path / "one", tmp_path / "two"
-    interrupted(one, grid, after=1)
+def test_copies_at_the_same_time_wait_for_each_other(rig: Rig) -> None:
+    one, two = rig.folder / "one", rig.folder / "two"
+    interrupted(one, rig.grid, after=1)
     shutil.copytree(one, two)
-    run, ledger = engine(one, grid, Counting())
+    run, ledger = engine(one, rig.grid, Counting())
     with (
         exclusive_ledger(ledger, run.folder),
         pytest.raises(LedgerError, match="in use by the run of process"),
     ):
-        go(two, grid, Counting())
+        go(two, rig.grid, Counting())
 
 
-def test_a_release_whose_charge_another_copy_gave_back_is_not_used(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
-) -> None:
-    grid, path = loopback(nodes), tmp_path / "run"
-    interrupted(path, grid, after=0)
-    run, ledger = engine(path, grid, Counting())
+def test_a_release_whose_charge_another_copy_gave_back_is_not_used(rig: Rig) -> None:
+    path = rig.folder / "run"
+    interrupted(path, rig.grid, after=0)
+    run, ledger = engine(path, rig.grid, Counting())
     charge = ledger.reserve(
         run=run.plan.run, query="votes", round=1, attempt=2, noise_multiplier=5.0
     )
@@ -240,84 +234,75 @@ def test_a_release_whose_charge_another_copy_gave_back_is_not_used(
     facts = run.folder.load_value("round-0001-facts") | {"charge": charge}
     run.folder.save_value("round-0001-facts", facts)
     with pytest.raises(LedgerError, match=r"release of round 1 .* has no charge"):
-        go(path, grid, Counting())
+        go(path, rig.grid, Counting())
 
 
-def test_a_begun_run_never_gets_a_new_ledger(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], home: Path
-) -> None:
+def test_a_begun_run_never_gets_a_new_ledger(rig: Rig, home: Path) -> None:
     """Not where every attempt came to nothing either: those may have been revealed."""
-    nodes[101].mode = nodes[102].mode = "silent"
-    grid, path = loopback(nodes), tmp_path / "run"
+    rig.nodes[101].mode = rig.nodes[102].mode = "silent"
+    path = rig.folder / "run"
     with pytest.raises(NoRelease):
-        go(path, grid, Counting())
+        go(path, rig.grid, Counting())
     (book,) = home.glob("runs/*.jsonl")
     rows = book.read_text()
     book.unlink()
     with pytest.raises(LedgerError, match=f"no ledger at {book}.*put it back"):
-        go(path, grid, Counting())
+        go(path, rig.grid, Counting())
     assert not book.exists()
     Ledger.open(book, population=f"run {book.stem}", **TERMS)  # somebody makes it anew
     assert not discard_if_uncharged(
         RunFolder(path)
     )  # no start with other arguments begins anew either
     with pytest.raises(LedgerError, match="not the ledger that this run began with"):
-        go(path, grid, Counting())
+        go(path, rig.grid, Counting())
     book.write_text(rows.splitlines(keepends=True)[0])  # as it was before the first charge
     assert not discard_if_uncharged(RunFolder(path)) and run_id(RunFolder(path)) == book.stem
     book.write_text("")
     with pytest.raises(LedgerError, match="alone knows what was spent"):
-        go(path, grid, Counting())
-    asked = len(nodes[100].seen)
+        go(path, rig.grid, Counting())
+    asked = len(rig.nodes[100].seen)
     book.write_text(rows)
     with pytest.raises(NoRelease):  # the spare rounds are used up, as before
-        go(path, grid, Counting())
-    assert len(nodes[100].seen) == asked
+        go(path, rig.grid, Counting())
+    assert len(rig.nodes[100].seen) == asked
 
 
 @pytest.mark.parametrize(
     ("lost", "words"), [("run", "run.json is missing"), ("ledger", "does not say on which ledger")]
 )
 def test_a_folder_that_lost_its_identity_is_refused(
-    tmp_path: Path,
-    loopback: Any,
-    nodes: dict[int, VotingNode],
-    home: Path,
-    lost: str,
-    words: str,
+    rig: Rig, home: Path, lost: str, words: str
 ) -> None:
-    grid, path = loopback(nodes), tmp_path / "run"
-    interrupted(path, grid, after=1)
+    path = rig.folder / "run"
+    interrupted(path, rig.grid, after=1)
     (path / "checkpoints" / f"{lost}.json").unlink()
     with pytest.raises(LedgerError, match=words):
-        go(path, grid, Counting())
-    assert len(list(home.glob("runs/*.jsonl"))) == 1 and len(nodes[100].seen) == 2
+        go(path, rig.grid, Counting())
+    assert len(list(home.glob("runs/*.jsonl"))) == 1 and len(rig.nodes[100].seen) == 2
 
 
-def test_another_home_is_named_with_the_old_one(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grid, path = loopback(nodes), tmp_path / "run"
-    interrupted(path, grid, after=1)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "elsewhere"))
-    with pytest.raises(LedgerError, match=rf"elsewhere.*began with {tmp_path}/home.*XDG_DATA_HOME"):
-        go(path, grid, Counting())
-    assert not (tmp_path / "elsewhere").exists()
+def test_another_home_is_named_with_the_old_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = rig.folder / "run"
+    interrupted(path, rig.grid, after=1)
+    monkeypatch.setenv("XDG_DATA_HOME", str(rig.folder / "elsewhere"))
+    with pytest.raises(
+        LedgerError, match=rf"elsewhere.*began with {rig.folder}/home.*XDG_DATA_HOME"
+    ):
+        go(path, rig.grid, Counting())
+    assert not (rig.folder / "elsewhere").exists()
 
 
-def test_the_copy_in_a_run_folder_is_no_ledger(
-    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], home: Path
-) -> None:
+def test_the_copy_in_a_run_folder_is_no_ledger(rig: Rig, home: Path) -> None:
     """It may be older than the run's end, and holds nothing of other runs."""
-    path = tmp_path / "run"
-    interrupted(path, loopback(nodes), after=1)
+    path = rig.folder / "run"
+    interrupted(path, rig.grid, after=1)
     (book,) = home.glob("runs/*.jsonl")
     assert [row["kind"] for row in read_jsonl(path / COPY)] == [
         "copy", *["reserve", "sent", "commit"] * 2
     ]  # fmt: skip
     shutil.copy(path / COPY, book)
     with pytest.raises(LedgerError, match="the copy in a run folder is no ledger"):
-        go(path, loopback(nodes), Counting())
+        go(path, rig.grid, Counting())
 
 
 def test_a_trusted_aggregators_run_finds_its_key_after_a_move(
@@ -347,64 +332,66 @@ def test_a_trusted_aggregators_run_finds_its_key_after_a_move(
         train(tmp_path / "copy")
 
 
-def test_an_evaluation_is_not_released_again_from_a_copy_made_before_it(
+@pytest.fixture
+def copied(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a trusted aggregator, whose key of that evaluation's noise is gone by then."""
-    run, copy, real = tmp_path / "run", tmp_path / "copy", AppEvaluations.after
+) -> tuple[Callable[[], Any], Callable[[], list[int]]]:
+    """Training whose run folder is copied before its evaluation; what its nodes measured."""
+    real, members = AppEvaluations.after, evaluated.nodes_of()
 
     def after(self: AppEvaluations, *args: Any, **options: Any) -> dict[str, float]:
-        if not copy.exists():
-            shutil.copytree(run, copy)
+        if not (tmp_path / "copy").exists():
+            shutil.copytree(tmp_path / "run", tmp_path / "copy")
         return real(self, *args, **options)
 
+    def train() -> Any:
+        strategy = ftrl(mechanism="banded", min_separation=1)
+        settings: dict[str, Any] = {"num_rounds": 1, "min_surviving_weight": 0.5}
+        return evaluated.train(loopback(members), tmp_path, strategy, **settings)
+
     monkeypatch.setattr(AppEvaluations, "after", after)
-    members = evaluated.nodes_of()
-    strategy = ftrl(mechanism="banded", min_separation=1)
-    settings: dict[str, Any] = {"num_rounds": 1, "min_surviving_weight": 0.5}
-    evaluated.train(loopback(members), tmp_path, strategy, **settings)
-    measured = [len(node.measured) for node in members.values()]
-    assert sum(measured) > 0
-    shutil.rmtree(run)
-    copy.rename(run)
+    return train, lambda: [len(node.measured) for node in members.values()]
+
+
+def test_an_evaluation_is_not_released_again_from_a_copy_made_before_it(
+    tmp_path: Path, copied: Any
+) -> None:
+    """Of a trusted aggregator, whose key of that evaluation's noise is gone by then."""
+    train, measured = copied
+    train()
+    before = measured()
+    assert sum(before) > 0
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "copy").rename(tmp_path / "run")
     with pytest.raises(LedgerError, match="round 1 was released"):
-        evaluated.train(loopback(members), tmp_path, strategy, **settings)
-    assert [len(node.measured) for node in members.values()] == measured
+        train()
+    assert measured() == before
 
 
 def test_an_evaluation_that_died_once_released_is_not_released_from_a_copy(
-    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, copied: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its charge is still reserved, and the key of its noise is there; the original goes on."""
     run, copy, first = tmp_path / "run", tmp_path / "copy", tmp_path / "first"
-    real = AppEvaluations.after
-
-    def after(self: AppEvaluations, *args: Any, **options: Any) -> dict[str, float]:
-        if not copy.exists():
-            shutil.copytree(run, copy)
-        return real(self, *args, **options)
+    bind, (train, measured) = AggregatorNoise.bind, copied
 
     def dies(self: AggregatorNoise, rnd: int) -> None:
         if "-evaluation-" in self.run:
             raise KeyboardInterrupt
         bind(self, rnd)
 
-    bind, members = AggregatorNoise.bind, evaluated.nodes_of()
-    strategy = ftrl(mechanism="banded", min_separation=1)
-    settings: dict[str, Any] = {"num_rounds": 1, "min_surviving_weight": 0.5}
-    monkeypatch.setattr(AppEvaluations, "after", after)
     with monkeypatch.context() as patch:
         patch.setattr(AggregatorNoise, "bind", dies)
         with pytest.raises(KeyboardInterrupt):
-            evaluated.train(loopback(members), tmp_path, strategy, **settings)
+            train()
     assert list(run.glob("evaluations/*/releases/*"))
-    measured = [len(node.measured) for node in members.values()]
+    before = measured()
     run.rename(first)
     copy.rename(run)
     with pytest.raises(LedgerError, match=r"round 1 of run .*-evaluation-0001 was drawn"):
-        evaluated.train(loopback(members), tmp_path, strategy, **settings)
+        train()
     shutil.rmtree(run)
     first.rename(run)
-    evaluated.train(loopback(members), tmp_path, strategy, **settings)
-    assert [len(node.measured) for node in members.values()] == measured
+    train()
+    assert measured() == before
     assert not [path for path in (tmp_path / "keys").rglob("*") if path.is_file()]
