@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import glob
 import hashlib
 import logging
 import os
 import shutil
 import stat
-import sys
 import tempfile
 import threading
 import time
@@ -67,14 +67,7 @@ def locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
-        if sys.platform == "win32":  # pragma: no cover
-            import msvcrt
-
-            msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)  # releases the lock
@@ -95,8 +88,6 @@ def file_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
 
     patience: seconds to wait for it. Raises LockTaken while another process has it.
     """
-    import fcntl
-
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     deadline = time.monotonic() + patience
     try:

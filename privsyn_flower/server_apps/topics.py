@@ -22,8 +22,12 @@ from privsyn_flower.config.section import config_errors
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.synthesis.topic_counts import NoTopicLeft, resampled
-from privsyn_flower.strategies.synthesis.topic_texts import Written
-from privsyn_flower.strategies.synthesis.topic_writing import TOPICS, GenerationInputs, keep_topics
+from privsyn_flower.strategies.synthesis.topic_texts import (
+    TOPICS,
+    GenerationInputs,
+    Written,
+    keep_topics,
+)
 from privsyn_flower.text.conditions import end_of_text
 from privsyn_flower.text.models.parameters import longest_sequence
 from privsyn_flower.text.models.pretrained import encodes

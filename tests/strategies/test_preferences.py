@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.strategies.synthesis.preferences import (
+    Responses,
     preference_pairs,
     rank_responses,
     score_facts,
 )
-from privsyn_flower.strategies.synthesis.responses import Responses
 from privsyn_flower.text.prompts import Prompt
 
 GOLDEN = Path(__file__).parents[1] / "golden"

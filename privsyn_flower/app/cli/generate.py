@@ -35,7 +35,7 @@ from privsyn_flower.server_apps.methods.synthesis import Writing, state_of
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import PublicText, is_deployment, public_text
 from privsyn_flower.strategies.ctcl.config import CtclConfig
-from privsyn_flower.strategies.synthesis.topic_writing import load_generation_inputs, write
+from privsyn_flower.strategies.synthesis.topic_texts import load_generation_inputs, write
 from privsyn_flower.text.prompts import LabelledText, TooFewTextsError
 from privsyn_flower.text.tiny.assets import embedded
 

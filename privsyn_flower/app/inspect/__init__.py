@@ -24,7 +24,7 @@ from privsyn_flower.app.inspect import copies, membership, replay
 from privsyn_flower.app.inspect.texts import InspectError, Texts, read_texts
 from privsyn_flower.common.files import private_folder, replace_private
 from privsyn_flower.common.progress import Progress, silent
-from privsyn_flower.strategies.synthesis.topic_writing import MODEL
+from privsyn_flower.strategies.synthesis.topic_texts import MODEL
 from privsyn_flower.text.fingerprints import folder_fingerprint
 
 __all__ = ["CHECKS", "FILE", "NOTE", "InspectError", "described", "inspect", "read_texts", "save"]

@@ -33,7 +33,7 @@ from privsyn_flower.server_apps.methods.training import local_training
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.strategies.ctcl.config import CtclConfig
-from privsyn_flower.strategies.synthesis.topic_writing import MODEL, TOPICS
+from privsyn_flower.strategies.synthesis.topic_texts import MODEL, TOPICS
 from privsyn_flower.text.conditions import Pair
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.lm_metrics import Scorer, base_folder, load_scorer

@@ -28,7 +28,7 @@ from privsyn_flower.data.text_files import public_groups
 from privsyn_flower.data.users import Sample
 from privsyn_flower.runs import SEEDS, SYNTHETIC, read_jsonl
 from privsyn_flower.server_apps.public_text import is_deployment
-from privsyn_flower.strategies.synthesis.topic_writing import MODEL
+from privsyn_flower.strategies.synthesis.topic_texts import MODEL
 from privsyn_flower.text.embedders import KnownRows
 from privsyn_flower.text.protocols import Embedder
 

@@ -7,8 +7,8 @@ transaction under the writer's lock (`BEGIN IMMEDIATE`), with a rollback journal
 (`synchronous = EXTRA`): a kill leaves all of it or nothing, and nothing acknowledged is lost.
 
 Users appear only as HMAC-SHA256 of their id, under a key beside the file: the file alone tells
-nobody who takes part. An older copy in its place is refused (`older_copy`); what it does not know:
-a second file for the same users (another folder) counts apart.
+nobody who takes part. An older copy in its place is refused. What it does not know: a second file
+for the same users (another folder) counts apart.
 """
 
 from __future__ import annotations

@@ -1,25 +1,32 @@
-"""The file under a node's records: whose it is, how it begins, one transaction at a time."""
+"""The file under a node's records: whose it is, how it begins, one transaction at a time.
+
+The records count their changes (table `changes`), and the highest count is in a file beside them,
+with what tells the records' key. Records that count less than the file says were put back from an
+older copy, which has forgotten what came after: the node refuses to go on. A kill between the two
+leaves the file behind, never ahead; so does a power cut, as the file is not fsynced. It does not
+help where the whole folder was put back, or where the file was lost with the records.
+"""
 
 from __future__ import annotations
 
 import hmac
+import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from privsyn_flower.client_apps.node.older_copy import (
-    CHANGES_FILE,
-    OlderCopy,
-    check_not_older,
-    count_change,
-    remember_count,
+from privsyn_flower.common.files import (
+    PRIVATE_FILE,
+    build_file,
+    locked,
+    private_folder,
+    sync_folder,
 )
-from privsyn_flower.common.files import PRIVATE_FILE, locked, private_folder, sync_folder
 from privsyn_flower.common.sqlite_file import transaction
 from privsyn_flower.secagg.identity import create_secret, read_secret
 
-KEY_FILE = "node-users.key"
+KEY_FILE, CHANGES_FILE = "node-users.key", "node-changes.json"
 _APPLICATION = 0x70737966  # "psyf": SQLite's header field for whose file this is
 _LAYOUT = 5
 _TABLES = """
@@ -78,21 +85,39 @@ class RecordsFile:
                     f"{self.key_path} is not the key of {self.path}: restore the one it was made "
                     "with, or users' limits would start again from zero"
                 )
-            try:
-                count = known = check_not_older(database, self.path.parent, key_check)
-            except OlderCopy:
+            row = database.execute("SELECT count FROM changes").fetchone()
+            count = known = 0 if row is None else int(row[0])
+            if known < self._seen(key_check):
                 raise RecordsError(
                     f"{self.path} is an older copy, which has forgotten what users have spent "
                     f"since, or {CHANGES_FILE} is of a later moment: put the latest of both back; "
                     f"removing it and {self.key_path} makes every user's limits start again from "
                     "zero"
-                ) from None
+                )
             before = database.total_changes
             yield database
             if database.total_changes > before:
-                count = count_change(database, known)
+                count = known + 1
+                database.execute("DELETE FROM changes")
+                database.execute("INSERT INTO changes VALUES (?)", (count,))
         if count > known:
-            remember_count(self.path.parent, key_check, count)
+            self._remember(key_check, count)
+
+    def _remember(self, key_check: bytes, count: int) -> None:
+        """Keep the count of a transaction that is on disk; a later one's stays."""
+        changes = self.path.with_name(CHANGES_FILE)
+        with locked(changes.with_suffix(".lock")):
+            if count > self._seen(key_check):
+                row = json.dumps({"key_check": key_check.hex(), "count": count})
+                build_file(changes, lambda scratch: scratch.write_text(row))
+
+    def _seen(self, key_check: bytes) -> int:
+        """The highest count that was kept for these records; 0 where there is none."""
+        try:
+            kept = json.loads(self.path.with_name(CHANGES_FILE).read_text(encoding="utf-8"))
+            return int(kept["count"]) if kept["key_check"] == key_check.hex() else 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
 
     def ids(self, users: Sequence[str]) -> list[bytes]:
         """Users as the file knows them: HMAC-SHA256 of each id under the file's key.

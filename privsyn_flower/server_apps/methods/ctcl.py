@@ -40,11 +40,11 @@ from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.ctcl.strategy import BOUND, CTCL, ctcl_phases, trainer_of
 from privsyn_flower.strategies.synthesis.topic_counts import proportions, topic_question
-from privsyn_flower.strategies.synthesis.topic_texts import Written
-from privsyn_flower.strategies.synthesis.topic_writing import (
+from privsyn_flower.strategies.synthesis.topic_texts import (
     MODEL,
     TOPICS,
     GenerationInputs,
+    Written,
     keep_shares,
     keep_topics,
     try_writing,

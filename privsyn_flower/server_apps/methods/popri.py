@@ -27,7 +27,7 @@ from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
 from privsyn_flower.server_apps.selection import CANDIDATES, check_sequences, select_round
 from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.strategies.popri.strategy import POPri
-from privsyn_flower.strategies.synthesis.responses import Distance
+from privsyn_flower.strategies.synthesis.preferences import Distance
 from privsyn_flower.text.models.lm_metrics import base_folder
 from privsyn_flower.text.prompts import HEADING, LabelledText
 from privsyn_flower.text.protocols import Trainer

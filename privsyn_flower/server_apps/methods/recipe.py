@@ -61,7 +61,7 @@ class Recipe(ABC, Generic[S]):
     controls: names for `evaluation.controls`, of a method with a benchmark. libraries: modules that
     the method needs besides those of its models. length_keys: the keys that `length` comes of.
     keeps_generator: a finished run has one in its model/ that writes
-    (`strategies.synthesis.topic_writing`). rewrites: text is written anew of what was released
+    (`strategies.synthesis.topic_texts`). rewrites: text is written anew of what was released
     (`rewritten`).
     """
 

@@ -25,8 +25,7 @@ from privsyn_flower.strategies.resource_adaptive.strategy import (
     top_by_votes,
 )
 from privsyn_flower.strategies.synthesis.topic_counts import largest_remainder
-from privsyn_flower.strategies.synthesis.topic_texts import Written
-from privsyn_flower.strategies.synthesis.topic_writing import MODEL, GenerationInputs
+from privsyn_flower.strategies.synthesis.topic_texts import MODEL, GenerationInputs, Written
 from privsyn_flower.text.embedders import known_dimension
 
 POOL = "synthetic-pool"  # of a run folder: the text that was voted on

@@ -39,7 +39,7 @@ from privsyn_flower.strategies.synthesis.topic_counts import (
     proportions,
     topic_question,
 )
-from privsyn_flower.strategies.synthesis.topic_writing import GenerationInputs, try_writing, write
+from privsyn_flower.strategies.synthesis.topic_texts import GenerationInputs, try_writing, write
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.prompts import LabelledText
 from privsyn_flower.text.topics import TopicModel

@@ -17,7 +17,7 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.strategies.dp_rft.config import DpRftConfig
 from privsyn_flower.strategies.engine.rounds import NothingLearned
 from privsyn_flower.strategies.popri.strategy import Lessons, POPri
-from privsyn_flower.strategies.synthesis.responses import Responses
+from privsyn_flower.strategies.synthesis.preferences import Responses
 from privsyn_flower.text.prompts import PromptSource
 
 

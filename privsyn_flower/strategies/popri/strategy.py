@@ -20,8 +20,15 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl, write_json, write_jsonl
 from privsyn_flower.strategies.engine.rounds import NothingLearned
 from privsyn_flower.strategies.popri.config import PopriConfig
-from privsyn_flower.strategies.synthesis.preferences import pairs_of, rank_responses, score_facts
-from privsyn_flower.strategies.synthesis.responses import Checkpoints, Distance, Responses, Writer
+from privsyn_flower.strategies.synthesis.preferences import (
+    Checkpoints,
+    Distance,
+    Responses,
+    Writer,
+    pairs_of,
+    rank_responses,
+    score_facts,
+)
 from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 from privsyn_flower.text.prompts import (
     ExamplePrompts,
