@@ -15,7 +15,7 @@ from privsyn_flower.config import AveragingConfig, PreTextConfig
 from privsyn_flower.config import api as config_api
 from privsyn_flower.strategies import DPFedAvg, PrEText
 from privsyn_flower.strategies.engine.aggregation import PlainSum
-from privsyn_flower.strategies.engine.arguments import changes, described
+from privsyn_flower.strategies.engine.arguments import changes, described, print_last
 from privsyn_flower.text import MaskFill, Retrieval, load_embedder
 from tests.conftest import sentences
 from tests.rigs.arguments import Zeros
@@ -126,3 +126,40 @@ def test_an_error_in_an_app_of_ones_own_names_an_argument(
     with config_api.configured(), pytest.raises(Exception) as caught:
         call()
     assert words not in str(caught.value)  # a configuration has keys
+
+
+FLOWER = logging.getLogger("flwr")
+EXIT = "Exit Code: 700\nAn unhandled exception occurred.\n\nFor more information, visit: <...>"
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What stands below Flower's last message, as Flower writes it when a ServerApp raised."""
+    capsys.readouterr()
+    FLOWER.error("ServerApp raised an exception")
+    assert capsys.readouterr().err.count("privsyn:") == 0
+    FLOWER.error(EXIT)
+    FLOWER.error(EXIT)  # and only once
+    lines = [line for line in capsys.readouterr().err.splitlines() if "privsyn:" in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_all_missing_arguments_are_named(
+    tmp_path: Path, loopback: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = trainers()
+    with pytest.raises(TypeError, match="lacks epsilon, users, folder"):
+        DPFedAvg().start(loopback(nodes), record(), delta=1e-5)  # type: ignore
+    assert last_line(capsys).startswith("privsyn: TypeError: start lacks epsilon, users, folder")
+    with pytest.raises(TypeError, match=r"lacks folder, users, epsilon, delta.*docs/dropin\.md"):
+        PrEText.start(object(), object())  # type: ignore
+
+
+def test_what_start_raises_is_the_last_word(
+    tmp_path: Path, loopback: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {"epsilon": -1.0, "delta": 1e-5, "users": 20, "folder": tmp_path / "run"}
+    print_last("of an earlier failure, which was caught")
+    with pytest.raises(ValueError, match="epsilon"):
+        DPFedAvg().start(loopback(trainers()), record(), **wrong)  # type: ignore
+    assert last_line(capsys).startswith("privsyn: ValueError: ")

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.privacy.accounting import calibrate
-from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
+from privsyn_flower.privacy.encoding.quantize import SENSITIVITY, node_noise_integers
 from privsyn_flower.privacy.encoding.sizing import WrapAround, distance_each
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
 from privsyn_flower.privacy.noise.integer_noise import (
@@ -23,7 +23,8 @@ from privsyn_flower.privacy.noise.integer_noise import (
 from privsyn_flower.protocol.noise import check_range, encoded_bound, total_variation
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.mechanisms import NodeNoise
+from privsyn_flower.strategies.engine.mechanisms import NodeNoise, integer_noise
+from tests.rigs.answers import question
 from tests.rigs.ledger import remaining_rounds
 
 PLAN = RoundPlan(run="r", users=1000, noise_multiplier=2.0)
@@ -133,3 +134,21 @@ def test_the_ledger_takes_all_releases_and_no_coarser_ones(tmp_path: object) -> 
     assert remaining_rounds(ledger, z) == 0
     assert sum(charge.total_variation for charge in ledger.charges()) <= allowed_distance(delta)
     assert ledger.spent_epsilon() == pytest.approx(epsilon, rel=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    log_z=st.floats(-2, 5), log_distance=st.floats(-45, -3), least=st.sampled_from([0.1, 0.5, 1.0])
+)
+def test_whatever_is_asked_any_node_can_draw(
+    log_z: float, log_distance: float, least: float
+) -> None:
+    plan = RoundPlan("run", 1000, 10**log_z, min_surviving_weight=least, distance=10**log_distance)
+    try:
+        noise = integer_noise(plan, question())
+    except WrapAround:
+        return
+    assert total_variation(question(), noise) <= plan.distance
+    for weight in (1, plan.users):
+        numbers = (weight, noise.min_weight, noise.multiplier, noise.sensitivity)
+        assert len(node_noise_integers(4, *numbers)) == 4
