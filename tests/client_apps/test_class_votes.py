@@ -20,6 +20,7 @@ from privsyn_flower.text import load_embedder
 from tests.client_apps.rig import NAMES, USERS, asked, bare
 from tests.conftest import sentences
 from tests.rigs.client_apps_votes import EMBEDDER, TICKET, node, noise, reply, vector
+from tests.rigs.wire import refusal
 
 LABELS = ["news", "mail", "notes"]
 CLASSES = ["news", "mail", "news", "news", "mail", "news", "mail", "news", "news", "mail"]
@@ -131,9 +132,7 @@ def test_malformed_classes_are_refused_before_private_text_is_opened(
     query = hostile()[name]
     message = wire.ask(query, TICKET, noise(1e-5), 1, 5, 60.0)
     refused = reply(message, node(tmp_path, lambda: pytest.fail("private text was opened")))
-    with pytest.raises(wire.WireError) as caught:
-        wire.read_answer(refused, TICKET, query.length, 32)
-    assert caught.value.code is Refusal.MALFORMED
+    assert refusal(wire.read_answer, refused, TICKET, query.length, 32) is Refusal.MALFORMED
 
 
 @pytest.mark.parametrize(

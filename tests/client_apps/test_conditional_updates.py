@@ -50,6 +50,7 @@ from tests.rigs.updates import (
     question,
     start,
 )
+from tests.rigs.wire import refusal
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 PEOPLE = {name: texts for name, texts in USERS.items() if name != "long"}
@@ -169,9 +170,7 @@ def said_by(query: Query, device: Node) -> Any:
 
 
 def refused(query: Query, device: Node) -> Refusal:
-    with pytest.raises(wire.WireError) as caught:
-        wire.read_answer(said_by(query, device), TICKET, encoded_length(query), 32)
-    return caught.value.code
+    return refusal(wire.read_answer, said_by(query, device), TICKET, encoded_length(query), 32)
 
 
 def edited(base: Path, *, options: Any = None, extra: Any = None) -> Query:

@@ -40,6 +40,7 @@ from tests.rigs.evaluation import (
     question,
 )
 from tests.rigs.models import one_thread  # noqa: F401 - a fixture
+from tests.rigs.wire import refusal
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 TICKET = Ticket("run", "evaluation", 1, 1)
@@ -197,9 +198,10 @@ def test_memory_is_tried_on_made_up_tokens_first(
         raise MemoryError
 
     monkeypatch.setattr(Scorer, "sums", full)
-    with pytest.raises(wire.WireError) as refused:
-        answer(question(base), node(tmp_path, base), {"short": USERS["short"]})
-    assert refused.value.code is Refusal.MEMORY
+    assert (
+        refusal(answer, question(base), node(tmp_path, base), {"short": USERS["short"]})
+        is Refusal.MEMORY
+    )
 
 
 def test_a_token_beyond_the_embedding_is_its_users_zeros(
@@ -286,9 +288,7 @@ def test_what_does_not_fit_is_refused_before_private_text_is_opened(
     tmp_path: Path, base: Path, loopback: Any, change: str
 ) -> None:
     message = reply(tampered(base, change), node(tmp_path, base, private))
-    with pytest.raises(wire.WireError) as caught:
-        wire.read_answer(message, TICKET, 5, 32)
-    assert caught.value.code is CODES.get(change, Refusal.MALFORMED)
+    assert refusal(wire.read_answer, message, TICKET, 5, 32) is CODES.get(change, Refusal.MALFORMED)
     assert dict(message.content.config_records["answer"]).keys() <= {
         "protocol", "run", "query", "round", "attempt", "code",
     }  # fmt: skip
@@ -303,25 +303,19 @@ def test_a_question_without_its_models_is_refused(
 ) -> None:
     """The head alone looks like this, so the answer itself has to look again."""
     message = reply(replace(question(base), extra={}), node(tmp_path, base))
-    with pytest.raises(wire.WireError) as caught:
-        wire.read_answer(message, TICKET, 5, 32)
-    assert caught.value.code is Refusal.MALFORMED
+    assert refusal(wire.read_answer, message, TICKET, 5, 32) is Refusal.MALFORMED
 
 
 def test_a_node_without_the_base_refuses(tmp_path: Path, base: Path, loopback: Any) -> None:
     for folder in (None, tmp_path / "missing"):
         message = reply(question(base), node(tmp_path, folder, private))
-        with pytest.raises(wire.WireError) as caught:
-            wire.read_answer(message, TICKET, 5, 32)
-        assert caught.value.code is Refusal.MODEL
+        assert refusal(wire.read_answer, message, TICKET, 5, 32) is Refusal.MODEL
 
 
 def test_the_owners_policy_comes_first(tmp_path: Path, base: Path, loopback: Any) -> None:
     device = node(tmp_path, base, private, policy=Policy(aggregation=("plain",)))
     message = reply(question(base), device)
-    with pytest.raises(wire.WireError) as caught:
-        wire.read_answer(message, TICKET, 5, 32)
-    assert caught.value.code is Refusal.POLICY
+    assert refusal(wire.read_answer, message, TICKET, 5, 32) is Refusal.POLICY
 
 
 def test_the_owner_bounds_what_a_question_computes(
@@ -367,9 +361,7 @@ def test_a_device_evaluates_over_the_model_of_its_own_node_config(
         ({"downstream": str(tmp_path)}, Refusal.MODEL),
         ({"downstream": str(base), "policy": str(silent)}, Refusal.POLICY),
     ):
-        with pytest.raises(wire.WireError) as caught:
-            asked(config)
-        assert caught.value.code is code
+        assert refusal(asked, config) is code
     got = decode(asked({"downstream": str(base)}), integer_plan(query, NOISE))
     assert got[0] == pytest.approx(by_hand(base, ["a river of stone"])[0] / 60, abs=0.03)
 

@@ -57,6 +57,7 @@ from tests.rigs.updates import (
     question,
     start,
 )
+from tests.rigs.wire import refusal
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 
@@ -215,9 +216,10 @@ def test_memory_is_tried_on_made_up_tokens_first(
 
     models._load.cache_clear()  # what was rehearsed in this process is not tried again
     monkeypatch.setattr(LoadedLM, "_backward", full)
-    with pytest.raises(wire.WireError) as refused:
-        answer(question(base), node(tmp_path, base), {"short": USERS["short"]})
-    assert refused.value.code is Refusal.MEMORY
+    assert (
+        refusal(answer, question(base), node(tmp_path, base), {"short": USERS["short"]})
+        is Refusal.MEMORY
+    )
 
 
 def test_low_rank_factors_are_answered(tmp_path: Path, base: Path, loopback: Any) -> None:
@@ -331,9 +333,9 @@ def test_what_does_not_fit_is_refused_before_private_text_is_opened(
     message = wire.ask(query, TICKET, noise(good), 1, WEIGHT, 60.0)
     device = node(tmp_path, base, private)
     refused = guarded(message, lambda: answered(message, node_context({}), device, UPDATE))
-    with pytest.raises(wire.WireError) as caught:
-        wire.read_answer(refused, TICKET, encoded_length(good), 32)
-    assert caught.value.code is CODES.get(change, Refusal.MALFORMED)
+    assert refusal(wire.read_answer, refused, TICKET, encoded_length(good), 32) is CODES.get(
+        change, Refusal.MALFORMED
+    )
     assert dict(refused.content.config_records["answer"]).keys() <= {
         "protocol", "run", "query", "round", "attempt", "code",
     }  # fmt: skip
@@ -344,9 +346,7 @@ def test_a_question_without_its_parameters_is_refused(
 ) -> None:
     """The head alone looks like this, so the answer itself has to look again."""
     message = reply(replace(question(base), extra={}), node(tmp_path, base))
-    with pytest.raises(wire.WireError) as caught:
-        wire.read_answer(message, TICKET, 1, 32)
-    assert caught.value.code is Refusal.MALFORMED
+    assert refusal(wire.read_answer, message, TICKET, 1, 32) is Refusal.MALFORMED
 
 
 @pytest.mark.parametrize("steps", [100, 1 << 20])
@@ -372,9 +372,7 @@ def test_the_owner_bounds_what_a_question_computes(
 def test_a_node_without_the_base_refuses(tmp_path: Path, base: Path, loopback: Any) -> None:
     for folder in (None, tmp_path / "missing"):
         message = reply(question(base), node(tmp_path, folder, private))
-        with pytest.raises(wire.WireError) as caught:
-            wire.read_answer(message, TICKET, 1, 32)
-        assert caught.value.code is Refusal.MODEL
+        assert refusal(wire.read_answer, message, TICKET, 1, 32) is Refusal.MODEL
 
 
 def test_a_device_trains_over_the_model_of_its_own_node_config(
@@ -413,9 +411,7 @@ def test_a_train_message_of_another_strategy_is_refused(loopback: Any, tmp_path:
     data.write_text('{"user_id": "a", "text": "a river of stone"}\n')
     message = loopback_message(RecordDict({}), 1, "train")
     own = {"data": str(data), "cache": str(tmp_path / "c")}
-    with pytest.raises(wire.WireError) as caught:
-        wire.accepted(update(message, node_context(own)))
-    assert caught.value.code is Refusal.MALFORMED
+    assert refusal(wire.accepted, update(message, node_context(own))) is Refusal.MALFORMED
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from privsyn_flower.queries import vote_histogram
 from privsyn_flower.text import load_embedder
 from tests.conftest import node_context
 from tests.rigs.client_apps_votes import EMBEDDER, TICKET, USERS, ask, node, noise, reply, vector
+from tests.rigs.wire import refusal
 
 
 def log_of(tmp_path: Path) -> str:
@@ -82,9 +83,7 @@ def test_classes_that_do_not_fit_are_refused(tmp_path: Path, loopback: Any, chan
     query = replace(query, options={**query.options, **changes})
     message = wire.ask(query, TICKET, noise(1e-5), 1, 5, 60.0)
     refused = reply(message, node(tmp_path, lambda: pytest.fail("private text was opened")))
-    with pytest.raises(wire.WireError) as caught:
-        wire.read_answer(refused, TICKET, query.length, 32)
-    assert caught.value.code is Refusal.MALFORMED
+    assert refusal(wire.read_answer, refused, TICKET, query.length, 32) is Refusal.MALFORMED
     for labels in (["a", "a"], [""], []):
         with pytest.raises(ValueError, match="labels must be"):
             ask()[0].by_class(labels)
@@ -135,9 +134,7 @@ def test_refusals(tmp_path: Path, loopback: Any, facts: Any, options: Any, code:
 
     _, message = ask(**options)
     answer = reply(message, node(tmp_path, load=private, **facts))
-    with pytest.raises(wire.WireError) as caught:
-        wire.read_answer(answer, TICKET, 10, 32)
-    assert caught.value.code is code
+    assert refusal(wire.read_answer, answer, TICKET, 10, 32) is code
 
 
 def test_candidates_of_another_width_are_refused(tmp_path: Path, loopback: Any) -> None:
@@ -146,9 +143,7 @@ def test_candidates_of_another_width_are_refused(tmp_path: Path, loopback: Any) 
     narrow = replace(query, rows=np.ascontiguousarray(query.rows[:, :32]))
     message = wire.ask(narrow, TICKET, noise(1e-5), 1, 5, 60.0)
     refused = reply(message, node(tmp_path, lambda: pytest.fail("private text was opened")))
-    with pytest.raises(wire.WireError) as caught:
-        wire.read_answer(refused, TICKET, query.length, 32)
-    assert caught.value.code is Refusal.MALFORMED
+    assert refusal(wire.read_answer, refused, TICKET, query.length, 32) is Refusal.MALFORMED
 
 
 def test_a_vote_question_brings_no_array_of_its_own(tmp_path: Path, loopback: Any) -> None:
@@ -179,16 +174,12 @@ def test_deployed_node_reads_only_its_own_config(tmp_path: Path, loopback: Any) 
     assert device.facts == Hello(1, 0, deployed=True)
     assert device.noise_seed is None
     assert device.policy == Policy()
-    with pytest.raises(wire.WireError) as caught:
-        device.load()  # never more users than its weight adds noise for
-    assert caught.value.code is Refusal.SETUP
+    assert refusal(device.load) is Refusal.SETUP  # never more users than its weight adds noise for
 
 
 def test_unknown_node_config_keys_are_refused_by_name(loopback: Any, caplog: Any) -> None:
     context = node_context({"data": __file__, "wieght": 3})
-    with pytest.raises(wire.WireError) as caught:
-        greeting.read_hello(hello(greeting.hello(1, 10.0), context))
-    assert caught.value.code is Refusal.SETUP
+    assert refusal(greeting.read_hello, hello(greeting.hello(1, 10.0), context)) is Refusal.SETUP
     assert "wieght" in caplog.text
 
 
@@ -208,9 +199,7 @@ def test_wrong_node_config_is_refused_before_any_query(
     data = tmp_path / "users.jsonl"
     data.write_text('{"user_id": "a", "text": "one"}\n')
     context = node_context({"data": str(data), **wrong})
-    with pytest.raises(wire.WireError) as caught:
-        greeting.read_hello(hello(greeting.hello(1, 10.0), context))
-    assert caught.value.code is Refusal.SETUP
+    assert refusal(greeting.read_hello, hello(greeting.hello(1, 10.0), context)) is Refusal.SETUP
 
 
 @pytest.mark.parametrize("key", ["data", "policy", "cache", "embedder"])
@@ -223,9 +212,12 @@ def test_a_relative_path_in_a_node_config_is_refused_with_the_whole_one(
     (tmp_path / "here").mkdir()
     given = {"data": str(tmp_path / "users.jsonl"), "cache": str(tmp_path / "c"), key: "here"}
     for handle in (hello, private_training(lambda message, context: message)):
-        with pytest.raises(wire.WireError) as caught:
-            greeting.read_hello(handle(greeting.hello(1, 10.0, "train"), node_context(given)))
-        assert caught.value.code is Refusal.SETUP
+        assert (
+            refusal(
+                greeting.read_hello, handle(greeting.hello(1, 10.0, "train"), node_context(given))
+            )
+            is Refusal.SETUP
+        )
         if key in ("data", "embedder"):  # a drop-in has none
             break
     assert f"node-config {key} = 'here' is relative" in caplog.text
@@ -267,9 +259,10 @@ def test_parquet_without_pyarrow_is_a_refusal_and_not_an_empty_node(
     for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(wire.WireError) as caught:
-        greeting.read_hello(hello(message, context))
-    assert caught.value.code is Refusal.SETUP and "needs pyarrow" in caplog.text
+    assert (
+        refusal(greeting.read_hello, hello(message, context)) is Refusal.SETUP
+        and "needs pyarrow" in caplog.text
+    )
 
 
 def test_a_node_is_never_simulated_without_evidence(
@@ -280,9 +273,7 @@ def test_a_node_is_never_simulated_without_evidence(
     context = node_context(
         {"partition-id": 0, "num-partitions": 1}, {"data.source": "files", "data.path": "/etc/x"}
     )
-    with pytest.raises(wire.WireError) as caught:
-        greeting.read_hello(hello(greeting.hello(1, 10.0), context))
-    assert caught.value.code is Refusal.SETUP
+    assert refusal(greeting.read_hello, hello(greeting.hello(1, 10.0), context)) is Refusal.SETUP
 
 
 class RustPanic(BaseException):
@@ -312,6 +303,4 @@ def test_hello_route(tmp_path: Path, loopback: Any) -> None:
     facts = greeting.read_hello(hello(message, context))
     assert facts == Hello(3, 0, deployed=True)
     missing = hello(message, node_context({}))
-    with pytest.raises(wire.WireError) as caught:
-        greeting.read_hello(missing)
-    assert caught.value.code is Refusal.SETUP
+    assert refusal(greeting.read_hello, missing) is Refusal.SETUP
