@@ -11,7 +11,7 @@ import pytest
 from privsyn_flower import __version__
 from privsyn_flower.app.cli.proximity import filter_by
 from privsyn_flower.app.public.proximity import Thresholds
-from privsyn_flower.app.report.forms import checklist
+from privsyn_flower.app.report.guarantee import checklist
 from privsyn_flower.common.progress import silent
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_most

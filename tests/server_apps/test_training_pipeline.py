@@ -16,8 +16,7 @@ import pytest
 from flwr.app import Error, Message
 
 from privsyn_flower.app.cli.ending import ending
-from privsyn_flower.app.report.forms import fact_sheets
-from privsyn_flower.app.report.guarantee import curve
+from privsyn_flower.app.report.guarantee import curve, fact_sheets
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.client_apps import updates
 from privsyn_flower.common.progress import silent

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from privsyn_flower.app.cli.ending import ending
-from privsyn_flower.app.report.forms import checklist
+from privsyn_flower.app.report.guarantee import checklist
 from privsyn_flower.app.report.reading import read_run
 from privsyn_flower.app.report.summaries import read_named
 from privsyn_flower.app.report.tables import report

@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from privsyn_flower.app.cli.display import recorded, recorder, width
-from privsyn_flower.app.report.checked import text_lines
 from privsyn_flower.app.report.page import REPORT
 from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.reading import RunFolder as ReportFolder
@@ -28,6 +27,7 @@ from privsyn_flower.app.report.summaries import (
     benchmark_lines,
     claim,
     read_summary,
+    text_lines,
     unusable_lines,
 )
 from privsyn_flower.app.report.tables import measured_rows

@@ -229,7 +229,7 @@ def report(
         _page(runs, html)
         return
     from privsyn_flower.app.cli.display import fitted, width
-    from privsyn_flower.app.report.forms import checklists, fact_sheets
+    from privsyn_flower.app.report.guarantee import checklists, fact_sheets
     from privsyn_flower.app.report.summaries import ReportError, read_named
     from privsyn_flower.app.report.tables import report as tables
 

@@ -1,4 +1,5 @@
-"""A run folder as one HTML file that needs no network: what a person reads of a run.
+"""A run folder as one HTML file that needs no network: what a person reads of a run, or of several
+side by side, by the kind of trust that they ask for.
 
 Everything on it comes from the run folder and the ledger that it names, and is public, but for what
 stands under `benchmark` in the summary and for the texts of expand-private, which are marked where
@@ -8,26 +9,46 @@ they are shown. No private text is opened.
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
 from privsyn_flower import __version__
+from privsyn_flower.app.report.guarantee import TEMPLATES
 from privsyn_flower.app.report.html import markup
-from privsyn_flower.app.report.html.compared import comparison, names_of
+from privsyn_flower.app.report.html.charts import intervals, spanned
 from privsyn_flower.app.report.html.course import cost, went
-from privsyn_flower.app.report.html.good import good, what_was_checked
+from privsyn_flower.app.report.html.good import OVER_USERS, good, what_was_checked
 from privsyn_flower.app.report.html.learned import learned
 from privsyn_flower.app.report.html.library import INSTALL
-from privsyn_flower.app.report.html.overview import benchmark_notice, overview
-from privsyn_flower.app.report.html.parts import Context, Part, section
+from privsyn_flower.app.report.html.markup import Context, Figure, Part, Table, section
+from privsyn_flower.app.report.html.overview import (
+    benchmark_notice,
+    delta,
+    epsilon,
+    method_of,
+    notices,
+    overview,
+    short_claim,
+)
 from privsyn_flower.app.report.html.private import private
-from privsyn_flower.app.report.html.settings import settings
+from privsyn_flower.app.report.html.settings import settings, settings_compared
 from privsyn_flower.app.report.reading import RunFolder, read_run
-from privsyn_flower.app.report.summaries import read_summary
+from privsyn_flower.app.report.summaries import (
+    RESULTS,
+    TRUSTS,
+    interval,
+    is_triple,
+    mapping,
+    read_summary,
+    trust_of,
+    verdict_lines,
+)
+from privsyn_flower.app.report.tables import COLUMNS, differing
 from privsyn_flower.common.files import replace_private
 
 REPORT = "report.html"  # in a run folder
@@ -41,6 +62,12 @@ SECTIONS: dict[str, tuple[str, Callable[[RunFolder], Context]]] = {
     "went": ("How it went", went),
     "settings": ("Configuration", settings),
 }
+CLAIMS, SETTINGS = "What each run claims, and came to", "Configuration: what differs"
+ALIKE = "Whether their figures can be compared"
+PUBLIC = ("method", "epsilon", "delta", "accountant", "rounds / of one user",
+          "down, user and round", "up, user and round", "signal / noise")  # fmt: skip
+MEASURED = ("method", "epsilon", "accuracy", "gained over public text", "loss", "perplexity",
+            "client CPU, user and round", "client CPU, user and run", "server, run")  # fmt: skip
 
 
 def page(folders: Sequence[Path], *, live: bool = False) -> str:
@@ -61,7 +88,7 @@ def page(folders: Sequence[Path], *, live: bool = False) -> str:
         return _document(" / ".join(names_of(runs))[:200], header, comparison(runs))
     (run,) = runs
     parts = [
-        section(id_, title, id_, functools.partial(context, run))
+        section(id_, title, id_, partial(context, run))
         for id_, (title, context) in SECTIONS.items()
     ]
     header = markup.render("overview", **overview(run))
@@ -103,10 +130,10 @@ def _document(title: str, header: Markup, parts: Sequence[Part], *, live: bool =
     )
 
 
-@functools.cache
+@cache
 def _asset(name: str) -> Markup:
     """The style sheet or the script, as it stands in the page."""
-    return Markup((markup.TEMPLATES / name).read_text(encoding="utf-8"))
+    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
 
 
 def _policy(style: str, scripts: Sequence[str], live: bool) -> str:
@@ -121,3 +148,106 @@ def _policy(style: str, scripts: Sequence[str], live: bool) -> str:
 
 def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# Several runs ---------------------------------------------------------------------------------
+
+
+def names_of(runs: Sequence[RunFolder]) -> list[str]:
+    """A name for each run that no other has."""
+    names = [run.name for run in runs]
+    counts = {name: names.count(name) for name in names}
+    several = [
+        f"{run.folder.absolute().parent.name}/{name}" if counts[name] > 1 else name
+        for run, name in zip(runs, names, strict=True)
+    ]
+    return [
+        f"{name} ({place})" if several.count(name) > 1 else name
+        for place, name in enumerate(several, start=1)
+    ]
+
+
+def comparison(runs: Sequence[RunFolder]) -> list[Part]:
+    """The sections of a page of several runs."""
+    named = list(zip(names_of(runs), runs, strict=True))
+    finished = [run.summary for run in runs if run.summary is not None]
+    parts = [section("differs", ALIKE, "alike", lambda: {"unequal": differing(finished)})]
+    for place, title in enumerate([*TRUSTS.values(), None]):
+        own = [(name, run) for name, run in named if _trust(run) == title]
+        if own:
+            heading, make = title or "No result yet", partial(_trusted, own)
+            parts.append(section(f"trust-{place}", heading, "trusted", make))
+    return [
+        *parts,
+        section("claims", CLAIMS, "claims", lambda: {"runs": [_claim(*one) for one in named]}),
+        section("settings", SETTINGS, "settings_compared", partial(settings_compared, named)),
+    ]
+
+
+def _trust(run: RunFolder) -> str | None:
+    return None if run.summary is None else trust_of(run.summary)
+
+
+def _trusted(own: Sequence[tuple[str, RunFolder]]) -> Context:
+    """Runs of one kind of trust."""
+    finished = [(name, run) for name, run in own if run.summary is not None]
+    measured = [(name, run) for name, run in finished if mapping(run.summary).get("benchmark")]
+    return {
+        "waiting": [f"{name}: {method_of(run)}, {run.state}" for name, run in own],
+        "runs": _columns("Runs", PUBLIC, finished) if finished else None,
+        "gains": _gains(measured),
+        "measured": _columns("Figures of each run", MEASURED, measured) if measured else None,
+    }
+
+
+def _columns(title: str, names: Sequence[str], own: Sequence[tuple[str, RunFolder]]) -> Table:
+    rows = []
+    for name, run in own:
+        seed = "-" if run.seed is None else str(run.seed)
+        rows.append([name, seed, *(_cell(column, run.summary or {}) for column in names)])
+    return Table(title, ["run", "seed", *names], rows, stacked=True)
+
+
+def _cell(column: str, summary: Mapping[str, Any]) -> str:
+    """A column of `privsyn report`; a summary that lacks what it needs has a dash."""
+    if column == "epsilon":
+        return epsilon(summary)
+    if column == "delta":
+        return delta(summary) or "-"
+    try:
+        return str(COLUMNS[column](summary))
+    except (KeyError, TypeError, ValueError):
+        return "-"
+
+
+def _gains(own: Sequence[tuple[str, RunFolder]]) -> Figure | None:
+    """Paired differences of each run's result and every control."""
+    rows, data = [], []
+    for name, run in own:
+        pairs = mapping(mapping(mapping(run.summary).get("benchmark")).get("accuracy_difference"))
+        for pair, ends in pairs.items():
+            one, _, other = str(pair).partition("-")
+            if one not in RESULTS or not is_triple(ends):
+                continue
+            at, control = epsilon(run.summary or {}), other.replace("_", " ")
+            rows.append([name, at, control, interval(ends, sign=True)])
+            over = f"{name}\n\u03b5\u00a0{at}, over {control}"
+            data.append(spanned(ends, name=over, own=True))
+    if not rows:
+        return None
+    title = "Accuracy gained over each control"
+    remark = f"Paired differences, each run with its epsilon. {OVER_USERS}."
+    headings = ["run", "epsilon", "over", "difference [95 %]"]
+    listing = Table("Accuracy gained", headings, rows, stacked=True)
+    draw = partial(intervals, data, value="accuracy gained", zero=True)
+    return Figure(title, remark, listing, draw)
+
+
+def _claim(name: str, run: RunFolder) -> Context:
+    """What a run claims and came to."""
+    return {
+        "title": f"{name}: {method_of(run)}",
+        "notices": notices(run),
+        "claim": short_claim(run),
+        "verdict": verdict_lines(run.summary or {}),
+    }

@@ -17,8 +17,13 @@ from typing import Any
 
 import yaml
 
-from privsyn_flower.app.report.forms import COMPOSITION, MECHANISMS
-from privsyn_flower.app.report.guarantee import Guarantee, claim_of, guarantee_of
+from privsyn_flower.app.report.guarantee import (
+    COMPOSITION,
+    MECHANISMS,
+    Guarantee,
+    claim_of,
+    guarantee_of,
+)
 from privsyn_flower.app.report.summaries import Summary
 from privsyn_flower.common.files import write_atomic
 from privsyn_flower.config.common import Product

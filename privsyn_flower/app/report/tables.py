@@ -12,13 +12,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.app.report.checked import text_lines
 from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.summaries import (
     RESULTS,
     TRUSTS,
     Summary,
     epsilon_of,
+    interval,
+    measured_cells,
+    text_lines,
     trust_of,
     verdict_lines,
 )
@@ -63,9 +65,8 @@ def report(summaries: Sequence[Summary]) -> str:
         if own:
             shown = {name: cell for name, cell in COLUMNS.items() if _known(name, own)}
             left = [":---" if name in ("run", "method") else "---:" for name in shown]
-            rows = [list(shown), left]
-            rows += [[cell(summary) for cell in shown.values()] for summary in own]
-            lines = [f"| {' | '.join(row)} |" for row in rows]
+            rows = [[cell(summary) for cell in shown.values()] for summary in own]
+            lines = table([list(shown), left, *rows])
             items = [line for summary in own for line in _verdict_items(summary)]
             blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if items else []), *items]))
     blocks += [curve_table(s, epsilon_of(s)) for s in summaries if "evaluation_curve" in s]
@@ -122,9 +123,9 @@ def _result(summary: Summary, measure: str) -> tuple[str, float] | None:
     return next(((name, float(values[name])) for name in RESULTS if name in values), None)
 
 
-def _accuracy(summary: Summary) -> str:
-    found = _result(summary, "accuracy")
-    return f"{found[1]:.4f}" if found else "-"
+def _figure(summary: Summary, measure: str, form: str) -> str:
+    found = _result(summary, measure)
+    return format(found[1], form) if found else "-"
 
 
 def _gain(summary: Summary) -> str:
@@ -133,13 +134,7 @@ def _gain(summary: Summary) -> str:
     differences = summary.get("benchmark", {}).get("accuracy_difference", {})
     if found is None or f"{found[0]}-{START}" not in differences:
         return "-"
-    value, low, high = differences[f"{found[0]}-{START}"]
-    return f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
-
-
-def _loss(summary: Summary) -> str:
-    found = _result(summary, "loss")
-    return f"{found[1]:.3f}" if found else "-"
+    return interval(differences[f"{found[0]}-{START}"], sign=True)
 
 
 def _perplexity(summary: Summary) -> str:
@@ -148,36 +143,26 @@ def _perplexity(summary: Summary) -> str:
     return f"{math.exp(min(found[1], 700.0)):.1f}" if found else "-"
 
 
-def _cost(summary: Summary, key: str) -> float | None:
-    value = summary.get("benchmark", {}).get("costs", {}).get(key)
-    return None if value is None else float(value)
-
-
 def _megabytes(summary: Summary, key: str) -> str:
     return f"{float(summary[key]) / 1e6:.3f} MB" if key in summary else "-"
 
 
 def _seconds(summary: Summary, key: str, digits: int) -> str:
-    value = _cost(summary, key)
-    return "-" if value is None else f"{value:.{digits}f} s"
+    value = summary.get("benchmark", {}).get("costs", {}).get(key)
+    return "-" if value is None else f"{float(value):.{digits}f} s"
 
 
 def _participations(summary: Summary) -> str:
     return f"{summary['rounds']} / {summary.get('participations_per_user', summary['rounds'])}"
 
 
-def _seed(summary: Summary) -> str:
-    seed = summary.get("seed")
-    return "-" if seed is None else str(seed)
-
-
 COLUMNS: dict[str, Any] = {
     "run": lambda s: plain(str(s.get("run", "-"))),
-    "seed": _seed,
+    "seed": lambda s: "-" if s.get("seed") is None else str(s["seed"]),
     "method": lambda s: str(s["method"]),
-    "accuracy": _accuracy,
+    "accuracy": lambda s: _figure(s, "accuracy", ".4f"),
     "gained over public text": _gain,
-    "loss": _loss,
+    "loss": lambda s: _figure(s, "loss", ".3f"),
     "perplexity": _perplexity,
     "signal / noise": _signal,
     "epsilon": epsilon_of,
@@ -207,13 +192,15 @@ def interval_note(estimates: Mapping[str, Any]) -> str:
 def curve_table(summary: Mapping[str, Any], epsilon: str) -> str:
     """The paid evaluations of a training, by rounds."""
     rows = [["round", "accuracy", "gained over the start", "loss"], ["---:"] * 4]
-    rows += [[str(point["round"]), *_figures(point)] for point in summary["evaluation_curve"]]
+    told = []
+    for point in summary["evaluation_curve"]:
+        cells = ["failed", "-", "-"]
+        if "failed" in point:
+            told.append(f"- round {point['round']}: {_line(point['failed'])}")
+        else:
+            cells = measured_cells(point, point.get("accuracy_gained"))
+        rows.append([str(point["round"]), *cells])
     title = f"**Accuracy on users' text by rounds: {summary['method']}, epsilon {epsilon}**"
-    told = [
-        f"- round {point['round']}: {_line(point['failed'])}"
-        for point in summary["evaluation_curve"]
-        if "failed" in point
-    ]
     return "\n".join([title, "", *table(rows), "", NOISE, *told])
 
 
@@ -232,38 +219,13 @@ def measured_rows(estimates: Mapping[str, Any]) -> list[list[str]]:
     rows.append(["---", *["---:"] * 3])
     for name, own in estimates["models"].items():
         gained = estimates["gained"].get(name, {}).get("accuracy_gained")
-        over = interval(*gained, sign=True) if gained else "-"
-        rows.append(
-            [name, measured_interval(own, "accuracy"), over, measured_interval(own, "loss")]
-        )
+        rows.append([name, *measured_cells(own, gained)])
     return rows
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a Markdown table."""
     return [f"| {' | '.join(row)} |" for row in rows]
-
-
-def interval(value: float, low: float, high: float, *, sign: bool = False) -> str:
-    """A figure with the ends of its interval."""
-    first, *ends = (f"{one:+.4f}" if sign else f"{one:.4f}" for one in (value, low, high))
-    return f"{first} [{', '.join(ends)}]"
-
-
-def measured_interval(figures: Mapping[str, Any], what: str) -> str:
-    """Accuracy or loss of a model."""
-    return interval(*(figures[key] for key in (what, f"{what}_low", f"{what}_high")))
-
-
-def _figures(point: Mapping[str, Any]) -> list[str]:
-    if "failed" in point:
-        return ["failed", "-", "-"]
-    gained = point.get("accuracy_gained")
-    return [
-        measured_interval(point, "accuracy"),
-        interval(*gained, sign=True) if gained else "-",
-        measured_interval(point, "loss"),
-    ]
 
 
 def _line(text: str) -> str:
@@ -316,5 +278,5 @@ def _differences(benchmark: Mapping[str, Any]) -> str:
         if one == FILTERED:
             name = "all public text" if other == ALL else str(benchmark["methods"][other])
             saved = benchmark["loss_difference"][pair]
-            rows.append([name, *(interval(*found, sign=True) for found in (gained, saved))])
+            rows.append([name, *(interval(found, sign=True) for found in (gained, saved))])
     return "\n".join(table(rows))

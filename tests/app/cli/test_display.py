@@ -7,7 +7,14 @@ from typing import Any
 
 from rich.console import Console
 
-from privsyn_flower.app.cli.display import Display, Pace, spoken, width
+from privsyn_flower.app.cli.display import (
+    Display,
+    Pace,
+    progress_text,
+    spoken,
+    stage_in_words,
+    width,
+)
 from privsyn_flower.common.progress import stop
 
 
@@ -136,3 +143,21 @@ def test_a_long_stage_says_how_long_it_will_take(capsys: Any) -> None:
         "embedding texts: 100 of 1,000 texts, about 2 min left",
         "embedding texts: 240 of 1,000 texts, three left, about 2 min left",
     ]
+
+
+def test_stages_are_named_with_their_unit() -> None:
+    assert stage_in_words("rounds") == ("asking the users", "rounds")
+    assert stage_in_words("round 12: nodes") == ("round 12: answers", "nodes")
+    assert stage_in_words("round 1: something new") == ("round 1: something new", "")
+    assert stage_in_words("fine-tuning on random_public") == (
+        "fine-tuning on random public",
+        "steps",
+    )
+    assert stage_in_words("evaluation-0003") == ("evaluation-0003", "")
+
+
+def test_counts_say_of_what() -> None:
+    assert progress_text(3, 8, "nodes") == "3 of 8 nodes"
+    assert progress_text(1500.0, 12000.0, "texts") == "1,500 of 12,000 texts"
+    assert progress_text(0.5, 2, "") == "0.5 of 2"
+    assert progress_text(0, 1, "") == "" and progress_text(0, 0, "texts") == ""

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.report.html import learned
 from privsyn_flower.app.report.html.library import INSTALL
-from privsyn_flower.app.report.html.markup import data_script, number, render
-from privsyn_flower.app.report.html.parts import MOST_ROWS
+from privsyn_flower.app.report.html.markup import MOST_ROWS, data_script, number, render
 from privsyn_flower.app.report.html.settings import value_text
 from privsyn_flower.app.report.page import page, write_page
 from privsyn_flower.app.report.places import HIDDEN

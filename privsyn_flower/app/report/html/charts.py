@@ -18,6 +18,12 @@ INK, MUTED, LINE, OWN, OTHER = (f"var(--{name})" for name in ("ink", "muted", "l
 # Told apart without colour, too.
 DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3])
 SERIES = (OWN, OTHER, "var(--third)", MUTED)
+ENDS = ("value", "low", "high")
+
+
+def spanned(ends: Sequence[float], **row: Any) -> dict[str, Any]:
+    """A row with a value and the ends of its interval. ends: [value, low, high]."""
+    return {**row, **dict(zip(ENDS, ends, strict=True))}
 
 
 def bars(rows: Rows, *, value: str, label: str = "", upright: bool = False) -> dict[str, Any]:
@@ -121,9 +127,6 @@ def lines(
         level = alt.Chart(alt.Data(values=[{"at": budget}]))
         layers.insert(0, level.mark_rule(strokeDash=[4, 3], color=MUTED).encode(y="at:Q"))
     return _finished(alt.layer(*layers).properties(height=220))
-
-
-ENDS = ("value", "low", "high")
 
 
 def _shown(rows: Rows) -> list[dict[str, Any]]:

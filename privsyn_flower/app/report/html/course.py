@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from privsyn_flower.app.report.html.charts import bars, lines
-from privsyn_flower.app.report.html.markup import (
-    Figure,
-    Table,
-    is_number,
-    mapping,
-    number,
-    seconds,
-)
-from privsyn_flower.app.report.html.parts import Context, few, rounded_up, spread, why_failed
+from privsyn_flower.app.report.html.markup import Context, Figure, Table, few, spread
+from privsyn_flower.app.report.html.overview import rounded_up, why_failed
 from privsyn_flower.app.report.reading import RunFolder
+from privsyn_flower.app.report.summaries import is_number, mapping, number, seconds
 from privsyn_flower.common.terminal import without_places
 
 MOST_LINES = 40  # of warnings
@@ -72,7 +67,7 @@ def _spent(run: RunFolder) -> Figure | None:
     ]
     title, remark = "Wall time by stage", f"{seconds(whole)} together."
     listing = Table(title, ["stage", "time", "share"], rows)
-    return Figure(title, remark, listing, lambda: bars(data, value="seconds"))
+    return Figure(title, remark, listing, partial(bars, data, value="seconds"))
 
 
 def went(run: RunFolder) -> Context:
@@ -125,7 +120,7 @@ def _survivors(run: RunFolder) -> Figure:
     ]
     listing = _listing(run.metrics, "Rounds")
     missing = any(row.get("nodes_asked") != row.get("nodes_answered") for row in run.metrics)
-    draw = (lambda: lines(data, value="nodes")) if missing and len(data) > 2 else None
+    draw = partial(lines, data, value="nodes") if missing and len(data) > 2 else None
     remark = "Some did not answer." if missing else "All nodes that were asked answered."
     return Figure("Nodes asked and nodes that answered, by round", remark, listing, draw)
 

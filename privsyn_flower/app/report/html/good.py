@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from privsyn_flower.app.report.checked import (
+from privsyn_flower.app.report.html.charts import bars, intervals, lines, spanned
+from privsyn_flower.app.report.html.markup import Context, Figure, Table, few, spread
+from privsyn_flower.app.report.html.overview import claim, guarantee, why_unclaimed
+from privsyn_flower.app.report.reading import RunFolder
+from privsyn_flower.app.report.summaries import (
     CLOSENESS,
     INSPECT,
+    RESULTS,
+    benchmark_lines,
     checked,
     closeness_rows,
-    quality_rows,
-)
-from privsyn_flower.app.report.html.charts import bars, intervals, lines
-from privsyn_flower.app.report.html.markup import (
-    Figure,
-    Table,
+    ends,
     interval,
     is_number,
     is_triple,
     mapping,
+    measured_cells,
     number,
+    quality_rows,
 )
-from privsyn_flower.app.report.html.parts import (
-    Context,
-    claim,
-    few,
-    guarantee,
-    spread,
-    why_unclaimed,
-)
-from privsyn_flower.app.report.reading import RunFolder
-from privsyn_flower.app.report.summaries import RESULTS, benchmark_lines
 from privsyn_flower.app.report.tables import NOISE, interval_note
 
 MEASURES = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "loss": "Loss (nats a token)"}
@@ -70,7 +64,7 @@ def _quality(run: RunFolder, summary: Mapping[str, Any]) -> Figure | None:
     title = f"Quality of {number(found.get('texts'))} texts, by public things alone"
     remark = f"Post-processing ({guarantee(run)}): no private text was read. {known}"
     beside = f"{number(found.get('public_texts'))} public texts"
-    return Figure(title, remark, Table("Quality", ["measure", "synthetic", beside], rows), None)
+    return Figure(title, remark, Table("Quality", ["measure", "synthetic", beside], rows))
 
 
 def _signal(run: RunFolder) -> Figure | None:
@@ -86,7 +80,7 @@ def _signal(run: RunFolder) -> Figure | None:
     rows = [[number(one["x"]), number(one["value"], ".3f")] for one in spread(data)]
     listing = Table(f"By round{few(len(rows), len(data))}", ["round", "signal / noise"], rows)
     remark = f"From the released sums ({guarantee(run)}). At 1 the two are as large."
-    return Figure(title, remark, listing, lambda: lines(data, value="signal / noise"))
+    return Figure(title, remark, listing, partial(lines, data, value="signal / noise"))
 
 
 # Paid releases of the nodes ------------------------------------------------------------------
@@ -103,34 +97,22 @@ def _paid(run: RunFolder, summary: Mapping[str, Any]) -> Iterator[Figure]:
         yield _given(run, estimates, mapping(summary["evaluation"]))
 
 
-def _ends(found: Mapping[str, Any], what: str) -> list[Any]:
-    return [found.get(what), found.get(f"{what}_low"), found.get(f"{what}_high")]
-
-
 def _by_round(run: RunFolder, points: Sequence[Any]) -> Figure:
     """Accuracy against rounds."""
     found = [mapping(one) for one in points]
-    data = []
-    for one in found:
-        ends = _ends(one, "accuracy")
-        if is_number(one.get("round")) and is_triple(ends):
-            value, low, high = ends
-            data.append(
-                {"x": one["round"], "value": value, "low": low, "high": high, "series": "accuracy"}
-            )
-    rows = [
-        [
-            number(one.get("round")),
-            one.get("failed") or interval(_ends(one, "accuracy")),
-            interval(one.get("accuracy_gained"), sign=True),
-            interval(_ends(one, "loss")),
-        ]
-        for one in spread(found)
+    data = [
+        spanned(around, x=one["round"], series="accuracy")
+        for one in found
+        if is_number(one.get("round")) and is_triple(around := ends(one, "accuracy"))
     ]
+    rows = []
+    for one in spread(found):
+        accuracy, *rest = measured_cells(one, one.get("accuracy_gained"))
+        rows.append([number(one.get("round")), one.get("failed") or accuracy, *rest])
     title = "Accuracy on users' text by round"
     headings = ["round", "accuracy", "gained over the start", "loss"]
     listing = Table(f"Paid evaluations{few(len(rows), len(found))}", headings, rows)
-    draw = (lambda: lines(data, value="accuracy", zero=False)) if data else None
+    draw = partial(lines, data, value="accuracy", zero=False) if data else None
     return Figure(title, f"{guarantee(run)}. {NOISE}", listing, draw)
 
 
@@ -141,16 +123,13 @@ def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) 
     for name, one in models.items():
         own = mapping(gained.get(name)) or (found if name == "final" else {})
         gain = own.get("accuracy_gained")
-        accuracy = _ends(mapping(one), "accuracy")
-        loss = _ends(mapping(one), "loss")
-        rows.append([name, interval(accuracy), interval(gain, sign=True), interval(loss)])
+        rows.append([name, *measured_cells(mapping(one), gain)])
         if is_triple(gain):
-            value, low, high = gain
-            data.append({"name": str(name), "value": value, "low": low, "high": high, "own": True})
+            data.append(spanned(gain, name=str(name), own=True))
     against = found.get("against", "start")
     title = f"Accuracy gained over {str(against)!r} on users' text"
     listing = Table("Models on users' text", ["model", "accuracy", "gained", "loss"], rows)
-    draw = (lambda: intervals(data, value="accuracy gained", zero=True)) if data else None
+    draw = partial(intervals, data, value="accuracy gained", zero=True) if data else None
     return Figure(title, f"{guarantee(run)}. {interval_note(found)}", listing, draw)
 
 
@@ -189,37 +168,34 @@ def _models(
     run: RunFolder, found: Mapping[str, Any], key: str, title: str, values: Mapping[str, Any]
 ) -> Figure:
     """One measure of the small model, by what it was trained on."""
-    ends, names = mapping(found.get(f"{key}_interval")), mapping(found.get("methods"))
+    around, names = mapping(found.get(f"{key}_interval")), mapping(found.get("methods"))
     texts = mapping(found.get("training_texts"))
     rows, data = [], []
     for name, value in values.items():
-        around = ends.get(name)
-        whole = [value, *around] if isinstance(around, list | tuple) else None
+        low_high = around.get(name)
+        whole = [value, *low_high] if isinstance(low_high, list | tuple) else None
         cell = interval(whole) if is_triple(whole) else number(value, ".4f")
         rows.append([names.get(name, name), cell, number(texts.get(name))])
         if is_number(value):
-            low, high = whole[1:] if is_triple(whole) else (value, value)
-            bar = {"name": _words(name), "value": value, "low": low, "high": high}
-            data.append({**bar, "own": name in RESULTS})
+            drawn = whole if is_triple(whole) else [value] * 3
+            data.append(spanned(drawn, name=_words(name), own=name in RESULTS))
     users = number(found.get("held_out_users"))
     heading = f"{title} on {users} held-out users, by what the model was trained on"
     remark = f"{beside(run)} {OVER_USERS}."
     listing = Table(title, ["trained on", f"{title.lower()} [95 %]", "texts"], rows)
-    return Figure(heading, remark, listing, lambda: intervals(data, value=title.lower()))
+    return Figure(heading, remark, listing, partial(intervals, data, value=title.lower()))
 
 
 def _pairs(run: RunFolder, found: Mapping[str, Any], key: str, title: str) -> list[Figure]:
     """Paired differences: these, and not overlapping bars, say what is better."""
     rows, data = [], []
-    for pair, ends in mapping(found.get(f"{key}_difference")).items():
-        if not is_triple(ends):
+    for pair, difference in mapping(found.get(f"{key}_difference")).items():
+        if not is_triple(difference):
             continue
         one, _, other = str(pair).partition("-")
-        value, low, high = ends
         name = f"{_words(one)} \u2212 {_words(other)}"
-        rows.append([name, interval(ends, sign=True), _judged(key, low, high)])
-        mark = {"name": name, "value": value, "low": low, "high": high, "own": one in RESULTS}
-        data.append(mark)
+        rows.append([name, interval(difference, sign=True), _judged(key, *difference[1:])])
+        data.append(spanned(difference, name=name, own=one in RESULTS))
     if not rows:
         return []
     heading = f"{title}: paired differences on the same held-out users"
@@ -228,7 +204,7 @@ def _pairs(run: RunFolder, found: Mapping[str, Any], key: str, title: str) -> li
         "intervals above overlap."
     )
     listing = Table(f"{title}, differences", ["pair", "difference [95 %]", "the first is"], rows)
-    draw = lambda: intervals(data, value="difference", zero=True)  # noqa: E731
+    draw = partial(intervals, data, value="difference", zero=True)
     return [Figure(heading, remark, listing, draw)]
 
 
@@ -257,7 +233,7 @@ def _distances(run: RunFolder, found: Mapping[str, Any]) -> Iterator[Figure]:
         remark = f"{beside(run)} Smaller is closer."
         rows = [[_words(name), number(value, ".4f")] for name, value in named.items()]
         listing = Table(f"Frechet distance, {group}", ["text", "distance"], rows)
-        yield Figure(title, remark, listing, _bars(data))
+        yield Figure(title, remark, listing, partial(bars, data, value="distance"))
 
 
 def _closeness(run: RunFolder, found: Mapping[str, Any]) -> list[Figure]:
@@ -270,11 +246,7 @@ def _closeness(run: RunFolder, found: Mapping[str, Any]) -> list[Figure]:
         f"{beside(run)} Measured with held-out text. {OVER_USERS}. Precision: the share of texts "
         "like somebody's; recall: of users' texts like one of these. All are of equally many texts."
     )
-    return [Figure(title, remark, Table(title, ["text", *CLOSENESS.values()], rows), None)]
-
-
-def _bars(data: list[dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    return lambda: bars(data, value="distance")
+    return [Figure(title, remark, Table(title, ["text", *CLOSENESS.values()], rows))]
 
 
 BY_ROUND = {  # key -> title, and the series of each line
@@ -310,11 +282,8 @@ def _rounds(run: RunFolder, found: Mapping[str, Any]) -> Iterator[Figure]:
             for place in spread(range(count))
         ]
         listing = Table(f"{title}{few(len(rows), count)}", ["round", *columns], rows)
-        yield Figure(title, beside(run), listing, _lines(data, title))
-
-
-def _lines(data: list[dict[str, Any]], title: str) -> Callable[[], dict[str, Any]]:
-    return lambda: lines(data, value=title.partition(" by ")[0])
+        draw = partial(lines, data, value=title.partition(" by ")[0])
+        yield Figure(title, beside(run), listing, draw)
 
 
 def _numbers(values: object) -> bool:

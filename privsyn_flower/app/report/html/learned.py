@@ -6,28 +6,22 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from privsyn_flower.app.report.html.charts import bars, lines
 from privsyn_flower.app.report.html.markup import (
+    Context,
     Figure,
     Table,
-    is_number,
-    mapping,
-    number,
-    percent,
-    plain,
-)
-from privsyn_flower.app.report.html.overview import method_of
-from privsyn_flower.app.report.html.parts import (
-    Context,
     axis_name,
     few,
-    guarantee,
-    seeds_and_texts,
+    plain,
     spread,
 )
+from privsyn_flower.app.report.html.overview import guarantee, method_of, seeds_and_texts
 from privsyn_flower.app.report.reading import RunFolder, first_texts
+from privsyn_flower.app.report.summaries import is_number, mapping, number, percent
 from privsyn_flower.common.units import units, unspaced, words
 from privsyn_flower.runs import SEEDS
 
@@ -109,7 +103,7 @@ def _domains(run: RunFolder, voted: Mapping[str, Any]) -> Figure | None:
     title = "Where the votes went: survivors by domain of the public text"
     remark = f"From the released votes ({guarantee(run)}); at 0 the candidates before any vote."
     table = Table(f"Survivors{few(len(body), len(rows))}", ["round", *titles.values()], body)
-    return Figure(title, remark, table, lambda: lines(data, value="share of survivors"))
+    return Figure(title, remark, table, partial(lines, data, value="share of survivors"))
 
 
 def _of(shares: Mapping[str, Any], name: str) -> float:
@@ -174,7 +168,7 @@ def _by_group(run: RunFolder, groups: Counter[str], what: str, counted: int) -> 
     title = f"Texts by {what}: the {len(most)} largest of {len(groups)}"
     data = [{"name": axis_name(name, 34), "value": count} for name, count in most]
     listing = Table(title, headings, rows)
-    return Figure(title, guarantee(run), listing, lambda: bars(data, value="texts"))
+    return Figure(title, guarantee(run), listing, partial(bars, data, value="texts"))
 
 
 def _released_shares(run: RunFolder) -> dict[str, str]:
@@ -208,7 +202,7 @@ def _lengths(run: RunFolder, rows: Sequence[Row], total: int) -> list[Figure]:
     title = f"Words of a text{of}: {middle} in the middle, {words[0]} to {words[-1]}"
     body = [[str(row["name"]), number(row["value"])] for row in data]
     listing = Table("Texts by their number of words", ["words", "texts"], body)
-    draw = lambda: bars(data, value="texts", label="words", upright=True)  # noqa: E731
+    draw = partial(bars, data, value="texts", label="words", upright=True)
     return [Figure(title, guarantee(run), listing, draw)]
 
 

@@ -8,25 +8,30 @@ beside it. No Python code here puts a tag together.
 from __future__ import annotations
 
 import json
-import math
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from jinja2 import ChainableUndefined, Environment, FileSystemLoader
+from jinja2 import ChainableUndefined, Environment, FileSystemLoader, TemplateError
 from markupsafe import Markup
 
+from privsyn_flower.app.report.guarantee import TEMPLATES
 from privsyn_flower.app.report.html.library import library as library  # the page's, too
-from privsyn_flower.common.terminal import escaped
+from privsyn_flower.app.report.summaries import number, percent, seconds, size
+from privsyn_flower.common.terminal import escaped, without_places
 
-# They end in .md because Flower packs no other kind of text file into an app.
-TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+logger = logging.getLogger("privsyn_flower")
+
 _SURROGATES = re.compile("[\ud800-\udfff]")  # JSON may hold half of a pair; UTF-8 may not
 # In a script element: what would end it, or begin a comment in it, is written as JSON escapes it.
 _IN_SCRIPT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+MOST_ROWS = 60  # of a table of releases or rounds
+
+Context = Mapping[str, object]  # what a section's macro is called with
+Draw = Callable[[], dict[str, Any]]  # makes a chart's Vega-Lite specification
 
 
 @dataclass(frozen=True)
@@ -47,14 +52,54 @@ class Table:
 class Figure:
     """A chart with its table folded up beside it, or the table alone.
 
-    remark: what has to be known with it, epsilon above all. draw: makes the chart's Vega-Lite
-    specification, called only where there is something to draw it; None: no chart.
+    remark: what has to be known with it, epsilon above all. draw: called only where there is
+    something to draw it; None: no chart.
     """
 
     title: str
     remark: str
     table: Table
-    draw: Callable[[], dict[str, Any]] | None
+    draw: Draw | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of the page. id: its address in the page."""
+
+    id: str
+    title: str
+    body: Markup
+
+
+def section(id_: str, title: str, macro: str, context: Callable[[], Context]) -> Part:
+    """A part of the page; one that cannot be made of what a folder says is no reason to show
+    nothing of the others."""
+    try:
+        return Part(id_, title, render(macro, **context()))
+    except (
+        KeyError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError,
+    ) as error:  # fmt: skip
+        logger.warning("report page, %r: %s: %s", title, type(error).__name__, error)
+        why = without_places(f"This part cannot be shown: {type(error).__name__}: {error}")
+        return Part(id_, title, render("failed", why=why))
+
+
+def axis_name(text: str, most: int = 60) -> str:
+    """A name for an axis: one line, not longer than it can be read."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}\u2026"
+
+
+def spread(rows: Sequence[Any]) -> list[Any]:
+    """At most MOST_ROWS, evenly spread, the first and the last among them."""
+    if len(rows) <= MOST_ROWS:
+        return list(rows)
+    return [rows[n * (len(rows) - 1) // (MOST_ROWS - 1)] for n in range(MOST_ROWS)]
+
+
+def few(listed: int, of: int) -> str:
+    """What to say beside a table that does not have all rows."""
+    return f" ({number(listed)} of {number(of)}, evenly spread)" if listed < of else ""
 
 
 def plain(value: object) -> str:
@@ -106,72 +151,3 @@ def _or_none(form: Callable[[object], str]) -> Callable[[object], str | None]:
     return lambda value: (
         None if value is None or isinstance(value, ChainableUndefined) else form(value)
     )
-
-
-# Numbers -----------------------------------------------------------------------------------
-#
-# A summary may have been written by another version, or by hand: what is no number is shown as it
-# is, never taken for one.
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """A JSON object, {} in the place of anything else."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a JSON value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def is_triple(values: object) -> TypeGuard[Sequence[float]]:
-    """Whether a JSON value is [value, low, high]."""
-    return isinstance(values, list | tuple) and len(values) == 3 and all(map(is_number, values))
-
-
-def number(value: object, form: str = ",.4g") -> str:
-    """A number in the given form; a dash for None, and other values as they are."""
-    if value is None:
-        return "-"
-    if not is_number(value):
-        return str(value)
-    if form == ",.4g" and float(value).is_integer() and abs(value) < 1e15:
-        return f"{value:,.0f}"
-    return format(value, form)
-
-
-def percent(value: object) -> str:
-    """A share in words."""
-    return f"{value:.1%}" if is_number(value) else number(value)
-
-
-def size(value: object) -> str:
-    """Bytes in words."""
-    if not is_number(value):
-        return number(value)
-    amount = float(value)
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(amount) >= scale:
-            return f"{amount / scale:.3g} {unit}"
-    return f"{amount:,.0f} bytes"
-
-
-def seconds(value: object) -> str:
-    """A time in words."""
-    if not is_number(value):
-        return number(value)
-    amount = float(value)
-    if amount >= 5400:
-        return f"{amount / 3600:.1f} h"
-    if amount >= 90:
-        return f"{amount / 60:.1f} min"
-    return f"{amount:.3g} s"
-
-
-def interval(values: object, *, sign: bool = False) -> str:
-    """[value, low, high] as a figure with the ends of its interval."""
-    if not is_triple(values):
-        return number(values)
-    form = "+.4f" if sign else ".4f"
-    value, low, high = (format(one, form) for one in values)
-    return f"{value} [{low}, {high}]"

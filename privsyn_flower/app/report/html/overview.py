@@ -1,40 +1,114 @@
-"""The top of a run's page: which run, what must be known before reading on, the key figures."""
+"""A run's claim in short words, and the top of its page: which run, what must be known before
+reading on, the key figures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from privsyn_flower.app.report.checked import quality_notes
-from privsyn_flower.app.report.html.markup import (
+from privsyn_flower.app.report.html.markup import Context
+from privsyn_flower.app.report.places import dataset_name
+from privsyn_flower.app.report.reading import RunFolder
+from privsyn_flower.app.report.summaries import (
+    NONE,
+    RESULTS,
     interval,
     is_number,
     is_triple,
     mapping,
     number,
+    quality_notes,
     size,
+    trust_of,
+    unusable_lines,
 )
-from privsyn_flower.app.report.html.parts import (
-    Context,
-    claim,
-    delta,
-    epsilon,
-    guarantee,
-    seeds_and_texts,
-    why_failed,
-    why_unclaimed,
-)
-from privsyn_flower.app.report.html.private import short_claim
-from privsyn_flower.app.report.places import dataset_name
-from privsyn_flower.app.report.reading import RunFolder
-from privsyn_flower.app.report.summaries import RESULTS, unusable_lines
 from privsyn_flower.common.terminal import without_places
+from privsyn_flower.privacy.wording import at_most, delta_at_most
 
+# Before places are cut: what stands for a place depends on its spaces and commas.
+_CAUSE = re.compile(r"(\d nodes failed): .*? \([^\n]*?/node\.log\)")
+NOTHING = "no privacy claim"
+UNCLAIMED_REASONS = {  # of a run without a result, by the key of its privacy plan
+    "simulation_seeded": "the noise comes from the run's seed",
+    "private_selection": "checkpoints are chosen by private text, which epsilon does not cover",
+}
 NOBODY = (
     "No process works on this run: it is about to begin, or it stopped before its result, and "
     "privsyn run --resume goes on."
 )
 START = {"synthetic": "random_public", "trained": "pretrained"}  # what a result is compared with
+
+
+def claim(run: RunFolder) -> Mapping[str, Any]:
+    """What the run claims: of its summary, else of its privacy plan."""
+    if run.summary is not None:
+        return run.summary
+    return run.invariants
+
+
+def why_failed(run: RunFolder) -> str:
+    """What a run failed of, as far as it may be passed on: what nodes of a simulation failed of may
+    come of a user's text."""
+    return without_places(_CAUSE.sub(r"\1 (see node.log)", run.error))
+
+
+def why_unclaimed(statement: Mapping[str, Any]) -> str:
+    """Why a run claims no privacy; "" of one that does. statement: its `claim`."""
+    if "threat_model" in statement:
+        return str(statement["threat_model"]) if trust_of(statement) == NONE else ""
+    return next((why for key, why in UNCLAIMED_REASONS.items() if statement.get(key) is True), "")
+
+
+def epsilon(statement: Mapping[str, Any]) -> str:
+    """Rounded up, in words: null in JSON is no bound at all."""
+    if why_unclaimed(statement):
+        return "not claimed"
+    if "epsilon" not in statement:
+        return "not said"
+    value = statement["epsilon"]
+    return "infinity" if value is None else rounded_up(value)
+
+
+def rounded_up(value: object) -> str:
+    """An epsilon, so that it never understates."""
+    return at_most(float(value)) if is_number(value) else number(value)
+
+
+def delta(statement: Mapping[str, Any]) -> str | None:
+    """Rounded up; None where there is none."""
+    if why_unclaimed(statement) or "delta" not in statement:
+        return None
+    value = statement["delta"]
+    return delta_at_most(value) if is_number(value) else number(value)
+
+
+def seeds_and_texts(run: RunFolder) -> tuple[int, int]:
+    """Seeds before the written texts of synthetic.jsonl, and how many were written; 0 and all texts
+    where seeds are all there is."""
+    total, told = run.text_count(), (run.summary or {}).get("seeds_in_front")
+    front = int(told) if is_number(told) and 0 < told < total else 0
+    return front, total - front
+
+
+def guarantee(run: RunFolder) -> str:
+    """The few words that go with a figure."""
+    statement = claim(run)
+    if why_unclaimed(statement):
+        return NOTHING
+    at = delta(statement)
+    beside = f", \u03b4\u00a0=\u00a0{at}" if at is not None else ""
+    return f"\u03b5\u00a0=\u00a0{epsilon(statement)}{beside}"
+
+
+def short_claim(run: RunFolder) -> str:
+    """What epsilon means, and against whom; of a run without a result, as planned."""
+    summary = run.summary or {}
+    if told := summary.get("privacy_short") or summary.get("privacy"):
+        return str(told)
+    paragraphs = [one for one in run.statement.split("\n\n") if not one.startswith("#")]
+    return paragraphs[0].strip() if paragraphs else "No claim is written in this folder yet."
 
 
 def overview(run: RunFolder) -> Context:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from privsyn_flower.app.report.forms import fact_sheet
-from privsyn_flower.app.report.guarantee import claim_of, sources
+from privsyn_flower.app.report.guarantee import claim_of, fact_sheet, sources
 from privsyn_flower.app.report.html.charts import lines
-from privsyn_flower.app.report.html.markup import Figure, Table, is_number, number
-from privsyn_flower.app.report.html.parts import (
-    Context,
+from privsyn_flower.app.report.html.markup import Context, Figure, Table, few, spread
+from privsyn_flower.app.report.html.overview import (
     claim,
     delta,
     epsilon,
-    few,
     guarantee,
     rounded_up,
-    spread,
+    short_claim,
     why_unclaimed,
 )
 from privsyn_flower.app.report.reading import LedgerView, RunFolder
-from privsyn_flower.app.report.summaries import ReportError
+from privsyn_flower.app.report.summaries import ReportError, is_number, number
 from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.wording import at_most, delta_at_most
 
@@ -51,15 +49,6 @@ def private(run: RunFolder) -> Context:
         "curve": _curve(run, found),
         "statement": [one for one in whole.split("\n\n") if one and not one.startswith("#")],
     }
-
-
-def short_claim(run: RunFolder) -> str:
-    """What epsilon means, and against whom; of a run without a result, as planned."""
-    summary = run.summary or {}
-    if told := summary.get("privacy_short") or summary.get("privacy"):
-        return str(told)
-    paragraphs = [one for one in run.statement.split("\n\n") if not one.startswith("#")]
-    return paragraphs[0].strip() if paragraphs else "No claim is written in this folder yet."
 
 
 def _numbers(run: RunFolder, found: Mapping[str, Any]) -> list[tuple[str, object]]:
@@ -206,12 +195,8 @@ def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Table) -
             f"The dashed line is the run's whole claim, {guarantee(run)}, which also pays for "
             "spare rounds and evaluations."
         )
-    return Figure(
-        "Epsilon spent by round",
-        remark,
-        listing,
-        lambda: lines(drawn, value="epsilon so far", budget=budget),
-    )
+    draw = partial(lines, drawn, value="epsilon so far", budget=budget)
+    return Figure("Epsilon spent by round", remark, listing, draw)
 
 
 def _question(charge: Charge, run: str) -> str:
@@ -242,5 +227,5 @@ def _curve(run: RunFolder, found: Mapping[str, Any]) -> Figure | None:
     title = "Epsilon and delta: each point of the curve holds"
     cells = [[at_most(point), delta_at_most(one)] for point, one in pairs]
     listing = Table("Epsilon and delta", ["epsilon", "delta"], cells)
-    draw = lambda: lines(rows, value="log10 of delta", label="epsilon", zero=False)  # noqa: E731
+    draw = partial(lines, rows, value="log10 of delta", label="epsilon", zero=False)
     return Figure(title, guarantee(run), listing, draw)

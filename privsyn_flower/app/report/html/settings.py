@@ -1,12 +1,13 @@
-"""The configuration: what differs from the defaults, and all of it on demand."""
+"""The configuration: of one run what differs from the defaults, and all of it on demand; of several
+what differs between them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
-from privsyn_flower.app.report.html.markup import Table
-from privsyn_flower.app.report.html.parts import Context
+from privsyn_flower.app.report.html.markup import Context, Table
 from privsyn_flower.app.report.places import HIDDEN, shareable
 from privsyn_flower.app.report.reading import RunFolder
 from privsyn_flower.common.terminal import without_places
@@ -22,6 +23,7 @@ from privsyn_flower.config import (
 
 LONGEST = 300  # characters of a value
 HEADINGS = ("key", "value", "default", "meaning")
+PLACES = {"run-folder", "cache", "assets", "ledger"}  # keys that differ for every run
 
 
 def settings(run: RunFolder) -> Context:
@@ -33,7 +35,7 @@ def settings(run: RunFolder) -> Context:
     if not stored:
         return {"problem": "The folder has no config.toml."}
     defaults, meanings = flat_defaults(), _meanings()
-    different = differing(stored)
+    different = [key for key in stored if key not in defaults or stored[key] != defaults[key]]
     rows = [
         [key, value_text(key, stored[key]), _default(key, defaults), meanings.get(key)]
         for key in different
@@ -47,10 +49,30 @@ def settings(run: RunFolder) -> Context:
     }
 
 
-def differing(stored: Mapping[str, Scalar]) -> list[str]:
-    """The keys whose values are not the defaults, in their order."""
-    defaults = flat_defaults()
-    return [key for key, value in stored.items() if key not in defaults or value != defaults[key]]
+def settings_compared(named: Sequence[tuple[str, RunFolder]]) -> Context:
+    """The keys in which the runs differ."""
+    known = [(name, values) for name, run in named if (values := _flat(run))]
+    keys = list(dict.fromkeys(key for _, values in known for key in values))
+    different = [
+        key
+        for key in keys
+        if key not in PLACES and len({json.dumps(values.get(key)) for _, values in known}) > 1
+    ]
+    rows = [
+        [key, *(value_text(key, values[key]) if key in values else "-" for _, values in known)]
+        for key in different
+    ]
+    headings = ["key", *(name for name, _ in known)]
+    listing = Table("Values by run", headings, rows, words=len(headings), stacked=True, code=True)
+    return {"known": len(known), "different": listing, "agree": len(keys) - len(different)}
+
+
+def _flat(run: RunFolder) -> dict[str, Scalar]:
+    """With the defaults of keys that are newer than the run; {} without a configuration."""
+    try:
+        return {**flat_defaults(), **flatten(run.stored)} if run.stored else {}
+    except ConfigError:
+        return {}
 
 
 def value_text(key: str, value: Scalar) -> str:

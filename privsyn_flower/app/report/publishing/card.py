@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.app.public.source import TITLE, carried
-from privsyn_flower.app.report.checked import (
-    CLOSENESS,
-    INSPECT,
-    checked,
-    closeness_rows,
-    text_lines,
-)
-from privsyn_flower.app.report.forms import fact_sheet
-from privsyn_flower.app.report.guarantee import text_environment
+from privsyn_flower.app.report.guarantee import fact_sheet, text_environment
 from privsyn_flower.app.report.places import places
 from privsyn_flower.app.report.publishing.product import (
     COLUMNS,
@@ -31,8 +23,19 @@ from privsyn_flower.app.report.publishing.product import (
     PublishError,
     size_category,
 )
-from privsyn_flower.app.report.summaries import NO_QUERIES, Summary, benchmark_lines, trust_of
-from privsyn_flower.app.report.tables import interval, table
+from privsyn_flower.app.report.summaries import (
+    CLOSENESS,
+    INSPECT,
+    NO_QUERIES,
+    Summary,
+    benchmark_lines,
+    checked,
+    closeness_rows,
+    interval,
+    text_lines,
+    trust_of,
+)
+from privsyn_flower.app.report.tables import table
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.config.schema import METHODS
 from privsyn_flower.privacy.wording import at_most
@@ -188,7 +191,7 @@ def _figures(product: Product) -> Iterator[list[str]]:
         measures = _measures(product)
         ends = [found.get(f"{what}_interval", {}).get(name) for what in measures]
         cells = [
-            interval(float(one), *of) if of else f"{one:.4f}"
+            interval([one, *of]) if of else f"{one:.4f}"
             for one, of in zip([found[what][name] for what in measures], ends, strict=True)
         ]
         yield [str(found.get("methods", {}).get(name, name)), *cells]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,9 @@ from safetensors.numpy import save_file
 from privsyn_flower.app.report.registry import write_record
 from privsyn_flower.common.files import file_digest
 from privsyn_flower.config import RunConfig, to_toml
+from privsyn_flower.runs import write_jsonl
 from privsyn_flower.server_apps.privacy_plan import baseline, statement
+from privsyn_flower.strategies.engine.record import claim_record
 
 SECRET = "what-nobody-may-read"  # in every file that must not be copied
 FIGURE = 0.87654  # of the benchmark, and of nothing else
@@ -49,22 +50,11 @@ def make_run(
         "users": config.data.users,
         "rounds": 0 if baseline(config) else config.rounds,
         "rounds_planned": 0 if baseline(config) else config.rounds,
-        "unit": said.unit,
-        "adjacency": said.adjacency,
-        "threat_model": said.threat_model,
-        "epsilon": None if said.epsilon == float("inf") else said.epsilon,
-        "delta": said.delta,
-        "accountant": said.accountant,
-        "rho_zcdp": said.rho_zcdp,
-        "noise_multiplier": said.noise_multiplier,
-        "claim": None if baseline(config) else asdict(said),
-        "privacy": said.sentence(),
-        "privacy_short": said.short(),
+        **claim_record(said),
         **(summary or {}),
     }
     if rows is not None:
-        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-        (folder / "synthetic.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        write_jsonl(folder / "synthetic.jsonl", rows)
         found = {
             "synthetic_samples": len(rows),
             "synthetic_sha256": file_digest(folder / "synthetic.jsonl"),

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import DatasetCard, ModelCard
 
-from privsyn_flower.app.report.forms import fact_sheet
-from privsyn_flower.app.report.guarantee import CARRIES
+from privsyn_flower.app.report.guarantee import CARRIES, fact_sheet
 from privsyn_flower.app.report.publishing.card import NOTHING_CLAIMED, TAG, Facts
 from privsyn_flower.app.report.publishing.folder import publish
 from privsyn_flower.app.report.publishing.product import SPLIT, PublishError, read_product

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.app.report.checked import (
+from privsyn_flower.app.report.summaries import (
     checked,
     quality_line,
     quality_notes,
