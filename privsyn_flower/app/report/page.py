@@ -170,7 +170,7 @@ def names_of(runs: Sequence[RunFolder]) -> list[str]:
 def comparison(runs: Sequence[RunFolder]) -> list[Part]:
     """The sections of a page of several runs."""
     named = list(zip(names_of(runs), runs, strict=True))
-    finished = [run.summary for run in runs if run.summary is not None]
+    finished = [run.summary for run in runs if run.summary]
     parts = [section("differs", ALIKE, "alike", lambda: {"unequal": differing(finished)})]
     for place, title in enumerate([*TRUSTS.values(), None]):
         own = [(name, run) for name, run in named if _trust(run) == title]
@@ -185,13 +185,12 @@ def comparison(runs: Sequence[RunFolder]) -> list[Part]:
 
 
 def _trust(run: RunFolder) -> str | None:
-    return None if run.summary is None else trust_of(run.summary)
+    return trust_of(run.summary) if run.summary else None
 
 
 def _trusted(own: Sequence[tuple[str, RunFolder]]) -> Context:
-    """Runs of one kind of trust."""
-    finished = [(name, run) for name, run in own if run.summary is not None]
-    measured = [(name, run) for name, run in finished if mapping(run.summary).get("benchmark")]
+    finished = [(name, run) for name, run in own if run.summary]
+    measured = [(name, run) for name, run in finished if run.benchmark]
     return {
         "waiting": [f"{name}: {method_of(run)}, {run.state}" for name, run in own],
         "runs": _columns("Runs", PUBLIC, finished) if finished else None,
@@ -204,7 +203,7 @@ def _columns(title: str, names: Sequence[str], own: Sequence[tuple[str, RunFolde
     rows = []
     for name, run in own:
         seed = "-" if run.seed is None else str(run.seed)
-        rows.append([name, seed, *(_cell(column, run.summary or {}) for column in names)])
+        rows.append([name, seed, *(_cell(column, run.summary) for column in names)])
     return Table(title, ["run", "seed", *names], rows, stacked=True)
 
 
@@ -224,12 +223,12 @@ def _gains(own: Sequence[tuple[str, RunFolder]]) -> Figure | None:
     """Paired differences of each run's result and every control."""
     rows, data = [], []
     for name, run in own:
-        pairs = mapping(mapping(mapping(run.summary).get("benchmark")).get("accuracy_difference"))
+        pairs = mapping(run.benchmark.get("accuracy_difference"))
         for pair, ends in pairs.items():
             one, _, other = str(pair).partition("-")
             if one not in RESULTS or not is_triple(ends):
                 continue
-            at, control = epsilon(run.summary or {}), other.replace("_", " ")
+            at, control = epsilon(run.summary), other.replace("_", " ")
             rows.append([name, at, control, interval(ends, sign=True)])
             over = f"{name}\n\u03b5\u00a0{at}, over {control}"
             data.append(spanned(ends, name=over, own=True))
@@ -244,10 +243,9 @@ def _gains(own: Sequence[tuple[str, RunFolder]]) -> Figure | None:
 
 
 def _claim(name: str, run: RunFolder) -> Context:
-    """What a run claims and came to."""
     return {
         "title": f"{name}: {method_of(run)}",
         "notices": notices(run),
         "claim": short_claim(run),
-        "verdict": verdict_lines(run.summary or {}),
+        "verdict": verdict_lines(run.summary),
     }

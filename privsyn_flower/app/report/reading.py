@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from privsyn_flower.app.report.summaries import ReportError, Summary, read_summary
+from privsyn_flower.app.report.summaries import ReportError, Summary, mapping, read_summary
 from privsyn_flower.common.progress import PROGRESS
 from privsyn_flower.config import ConfigError, RunConfig, flatten
 from privsyn_flower.privacy.ledger import LedgerError
@@ -45,7 +45,7 @@ class RunFolder:
     """What a run folder says, read once.
 
     config: the run's, None in a folder of somebody's ServerApp or of a version with other keys.
-    stored: config.toml as it is. summary: of a run with a result, else None. invariants: what may
+    stored: config.toml as it is. summary: of a run with a result, else {}. invariants: what may
     not change while the run lasts, with the fields of its claim; {} before the first question.
     statement: privacy.md. metrics: a row for each finished round. evaluations: those of the
     questions beside the rounds, by name. progress: events {"t", "stage", "done", "total", "note"},
@@ -58,7 +58,7 @@ class RunFolder:
     folder: Path
     config: RunConfig | None = None
     stored: Mapping[str, Any] = field(default_factory=dict)
-    summary: Summary | None = None
+    summary: Summary = field(default_factory=dict)
     invariants: Mapping[str, Any] = field(default_factory=dict)
     statement: str = ""
     metrics: list[Json] = field(default_factory=list)
@@ -82,11 +82,21 @@ class RunFolder:
         return None if self.config is None else self.config.seed
 
     @property
+    def claimed(self) -> Mapping[str, Any]:
+        """What the run claims: of its summary, else of its privacy plan."""
+        return self.summary or self.invariants
+
+    @property
+    def benchmark(self) -> Mapping[str, Any]:
+        """What was measured outside of epsilon; {} without a benchmark."""
+        return mapping(self.summary.get("benchmark"))
+
+    @property
     def state(self) -> State:
         """Where the run is; a result without the benchmark that is still due has not finished."""
         if self.locked:
             return "running"
-        if self.summary is not None and UNFINISHED not in self.summary:
+        if self.summary and UNFINISHED not in self.summary:
             return "finished"
         return "failed" if self.error else "stopped"
 
@@ -159,14 +169,14 @@ def _config(path: Path, problems: list[str]) -> tuple[Json, RunConfig | None]:
         return stored, None
 
 
-def _summary(folder: Path, problems: list[str]) -> Summary | None:
+def _summary(folder: Path, problems: list[str]) -> Summary:
     if not (folder / SUMMARY).exists():
-        return None
+        return {}
     try:
         return read_summary(folder)
     except ReportError as error:
         problems.append(str(error))
-        return None
+        return {}
 
 
 def _ledger(folder: Path, problems: list[str]) -> LedgerView | None:

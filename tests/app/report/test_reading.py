@@ -42,7 +42,7 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path: Path) -> None:
         found = read_run(run.path)
     assert (found.state, found.name, found.seed) == ("running", "one", 3)
     assert found.config == CONFIG and found.stored["epsilon"] == 1.29
-    assert found.summary is None and found.ledger is None and not found.problems
+    assert found.summary == {} and found.ledger is None and not found.problems
     assert found.metrics == [{"round": 1, "nodes_answered": 8}]
     assert found.invariants["rounds"] == 8
     assert found.texts(5) == [] and found.text_count() == 0
@@ -55,7 +55,7 @@ def test_a_run_is_finished_with_its_benchmark(tmp_path: Path) -> None:
     assert read_run(run.path).state == "stopped"
     finish(run.path)
     found = read_run(run.path)
-    assert found.state == "finished" and found.summary is not None
+    assert found.state == "finished" and found.summary
 
 
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_damage_is_named_and_the_rest_is_there(tmp_path: Path) -> None:
     (run.path / "checkpoints" / "promised.json").write_text("{", encoding="utf-8")
     (run.path / "config.toml").write_text("seed = 1\nno-such-key = 2\n", encoding="utf-8")
     found = read_run(run.path)
-    assert found.summary is None and found.config is None and found.invariants == {}
+    assert found.summary == {} and found.config is None and found.invariants == {}
     assert found.stored == {"seed": 1, "no-such-key": 2}
     assert [problem.partition(":")[0] for problem in found.problems[:1]] == ["config.toml"]
     assert "summary.json" in found.problems[1] and "promised.json" in found.problems[2]

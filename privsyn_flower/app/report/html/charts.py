@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privsyn_flower.app.report.html.markup import plain
+from privsyn_flower.app.report.summaries import is_number
 
 Rows = Sequence[Mapping[str, Any]]
 LABEL, LINE_PX = 28, 14  # characters of a line of an axis' label, its height
@@ -19,6 +20,15 @@ INK, MUTED, LINE, OWN, OTHER = (f"var(--{name})" for name in ("ink", "muted", "l
 DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3])
 SERIES = (OWN, OTHER, "var(--third)", MUTED)
 ENDS = ("value", "low", "high")
+
+
+def by_round(metrics: Rows, key: str, series: str) -> list[dict[str, Any]]:
+    """Rows of `lines`, of the rounds that have a number under the key."""
+    return [
+        {"x": row["round"], "value": row[key], "series": series}
+        for row in metrics
+        if is_number(row.get("round")) and is_number(row.get(key))
+    ]
 
 
 def spanned(ends: Sequence[float], **row: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from privsyn_flower.app.report.html.charts import bars, lines
+from privsyn_flower.app.report.html.charts import bars, by_round, lines
 from privsyn_flower.app.report.html.markup import Context, Figure, Table, few, spread
 from privsyn_flower.app.report.html.overview import rounded_up, why_failed
 from privsyn_flower.app.report.reading import RunFolder
@@ -39,13 +39,13 @@ COLUMNS = {  # of a round's row -> heading and how it is shown; those that no ro
 
 def cost(run: RunFolder) -> Context:
     """Measured figures alone: what nobody measured is left out."""
-    summary = run.summary or {}
+    summary = run.summary
     rows = run.metrics or [row for own in run.evaluations.values() for row in own]
     sent = {
         way: summary.get(f"bytes_{way}_per_user_round", _largest(rows, f"bytes_{way}_per_node"))
         for way in ("down", "up")
     }
-    costs = mapping(mapping(summary.get("benchmark")).get("costs"))
+    costs = mapping(run.benchmark.get("costs"))
     return {"summary": summary, "sent": sent, "costs": costs, "spent": _spent(run)}
 
 
@@ -54,8 +54,7 @@ def _largest(rows: list[dict[str, object]], key: str) -> object:
 
 
 def _spent(run: RunFolder) -> Figure | None:
-    """Wall seconds by stage."""
-    stored = mapping((run.summary or {}).get("stage_seconds")) or run.seconds
+    stored = mapping(run.summary.get("stage_seconds")) or run.seconds
     spent = {str(name): value for name, value in stored.items() if is_number(value)}
     if not spent:
         return None
@@ -89,12 +88,12 @@ def went(run: RunFolder) -> Context:
         "warnings": warnings,
         "warned": f"Warnings{last}",
         "problems": [without_places(one) for one in run.problems],
-        "foreign": run.summary is None and run.config is None,
+        "foreign": not run.summary and run.config is None,
     }
 
 
 def _counts(run: RunFolder) -> list[tuple[str, object]]:
-    summary = run.summary or {}
+    summary = run.summary
     charges = run.ledger.own if run.ledger else []
     states = Counter(charge.state for charge in charges)
     early = summary.get("ended_early")
@@ -112,12 +111,8 @@ def _counts(run: RunFolder) -> list[tuple[str, object]]:
 
 def _survivors(run: RunFolder) -> Figure:
     """A row for each round, and who answered."""
-    data = [
-        {"x": row["round"], "value": row[key], "series": label}
-        for key, label in (("nodes_asked", "asked"), ("nodes_answered", "answered"))
-        for row in run.metrics
-        if is_number(row.get("round")) and is_number(row.get(key))
-    ]
+    data = by_round(run.metrics, "nodes_asked", "asked")
+    data += by_round(run.metrics, "nodes_answered", "answered")
     listing = _listing(run.metrics, "Rounds")
     missing = any(row.get("nodes_asked") != row.get("nodes_answered") for row in run.metrics)
     draw = partial(lines, data, value="nodes") if missing and len(data) > 2 else None
@@ -136,7 +131,6 @@ def _listing(metrics: list[dict[str, Any]], title: str) -> Table:
 
 
 def _stages(run: RunFolder) -> Table | None:
-    """Where each stage is, from the run's own events."""
     last = {event["stage"]: event for event in run.progress}
     rows = [
         [name, f"{number(one['done'])} of {number(one['total'])}", one["note"]]

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from privsyn_flower.app.report.html.charts import bars, intervals, lines, spanned
+from privsyn_flower.app.report.html.charts import bars, by_round, intervals, lines, spanned
 from privsyn_flower.app.report.html.markup import Context, Figure, Table, few, spread
-from privsyn_flower.app.report.html.overview import claim, guarantee, why_unclaimed
+from privsyn_flower.app.report.html.overview import guarantee, why_unclaimed
 from privsyn_flower.app.report.reading import RunFolder
 from privsyn_flower.app.report.summaries import (
     CLOSENESS,
@@ -34,29 +34,24 @@ OVER_USERS = "95 % intervals over held-out users, not over the draw of the noise
 
 def good(run: RunFolder) -> Context:
     """The verdict, paid evaluations, and the benchmark, each marked by what covers it."""
-    summary = run.summary or {}
-    sentences = mapping(summary.get("verdict")).get("sentences")
-    benchmark = mapping(summary.get("benchmark"))
+    sentences = mapping(run.summary.get("verdict")).get("sentences")
     return {
         "sentences": sentences if isinstance(sentences, list) else [],
-        "quality": _quality(run, summary),
+        "quality": _quality(run),
         "signal": _signal(run),
-        "paid": list(_paid(run, summary)),
-        "benchmark": _benchmark(run, benchmark) if benchmark else None,
-        "unfinished": "unfinished" in summary,
+        "paid": list(_paid(run)),
+        "benchmark": _benchmark(run) if run.benchmark else None,
+        "unfinished": "unfinished" in run.summary,
     }
 
 
 def what_was_checked(run: RunFolder) -> Context:
     """What was measured, what was not, and how to."""
-    found = checked(run.summary or {})
-    writes = bool(run.text_count())
-    return {"done": found.done, "missing": found.missing, "how": INSPECT if writes else ""}
+    return {**checked(run.summary)._asdict(), "how": INSPECT if run.text_count() else ""}
 
 
-def _quality(run: RunFolder, summary: Mapping[str, Any]) -> Figure | None:
-    """What the text is like by itself, beside public text."""
-    found, rows = mapping(summary.get("quality")), quality_rows(summary)
+def _quality(run: RunFolder) -> Figure | None:
+    found, rows = mapping(run.summary.get("quality")), quality_rows(run.summary)
     if not rows:
         return None
     listed = found.get("word_list")
@@ -69,11 +64,8 @@ def _quality(run: RunFolder, summary: Mapping[str, Any]) -> Figure | None:
 
 def _signal(run: RunFolder) -> Figure | None:
     """The signal over the noise, by round; from the releases alone."""
-    data = [
-        {"x": row["round"], "value": max(0.0, float(row["excess"])) ** 0.5, "series": "signal"}
-        for row in run.metrics
-        if is_number(row.get("round")) and is_number(row.get("excess"))
-    ]
+    squares = by_round(run.metrics, "excess", "signal")
+    data = [{**row, "value": max(0.0, float(row["value"])) ** 0.5} for row in squares]
     if len(data) < 2:
         return None
     title = "Norm of what the answers say, over the noise's"
@@ -86,19 +78,17 @@ def _signal(run: RunFolder) -> Figure | None:
 # Paid releases of the nodes ------------------------------------------------------------------
 
 
-def _paid(run: RunFolder, summary: Mapping[str, Any]) -> Iterator[Figure]:
-    """What nodes measured, if that was paid for."""
-    points = summary.get("evaluation_curve")
+def _paid(run: RunFolder) -> Iterator[Figure]:
+    points = run.summary.get("evaluation_curve")
     if isinstance(points, list) and points:
         yield _by_round(run, points)
-    if models := mapping(mapping(summary.get("measured")).get("models")):
-        yield _given(run, models, mapping(summary["measured"]))
-    if estimates := mapping(mapping(summary.get("evaluation")).get("estimates")):
-        yield _given(run, estimates, mapping(summary["evaluation"]))
+    for name, key in (("measured", "models"), ("evaluation", "estimates")):
+        found = mapping(run.summary.get(name))
+        if models := mapping(found.get(key)):
+            yield _given(run, models, found)
 
 
 def _by_round(run: RunFolder, points: Sequence[Any]) -> Figure:
-    """Accuracy against rounds."""
     found = [mapping(one) for one in points]
     data = [
         spanned(around, x=one["round"], series="accuracy")
@@ -138,36 +128,29 @@ def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) 
 
 def beside(run: RunFolder) -> str:
     """The run's guarantee beside a figure that it says nothing of."""
-    if why_unclaimed(claim(run)):
+    if why_unclaimed(run.claimed):
         return "No privacy is claimed."
     return f"The run has {guarantee(run)}; this figure is not covered by it."
 
 
-def _benchmark(run: RunFolder, found: Mapping[str, Any]) -> Context:
-    """Everything under `benchmark`."""
+def _benchmark(run: RunFolder) -> Context:
     blocks: list[Figure | Table] = []
     for key, title in MEASURES.items():
-        if values := mapping(found.get(key)):
-            blocks.append(_models(run, found, key, title, values))
-            blocks += _pairs(run, found, key, title)
+        if values := mapping(run.benchmark.get(key)):
+            blocks.append(_models(run, key, title, values))
+            blocks += _pairs(run, key, title)
+    blocks += [*_distances(run), *_closeness(run), *_rounds(run), *_repeated(run)]
     return {
-        "note": str(found.get("note", "")).partition("; ")[2].partition("; ")[2],
-        "lines": benchmark_lines(run.summary or {}),
-        "blocks": [
-            *blocks,
-            *_distances(run, found),
-            *_closeness(run, found),
-            *_rounds(run, found),
-            *_repeated(found),
-        ],
-        "rest": _rest(found),
+        "note": str(run.benchmark.get("note", "")).partition("; ")[2].partition("; ")[2],
+        "lines": benchmark_lines(run.summary),
+        "blocks": blocks,
+        "rest": _rest(run.benchmark),
     }
 
 
-def _models(
-    run: RunFolder, found: Mapping[str, Any], key: str, title: str, values: Mapping[str, Any]
-) -> Figure:
+def _models(run: RunFolder, key: str, title: str, values: Mapping[str, Any]) -> Figure:
     """One measure of the small model, by what it was trained on."""
+    found = run.benchmark
     around, names = mapping(found.get(f"{key}_interval")), mapping(found.get("methods"))
     texts = mapping(found.get("training_texts"))
     rows, data = [], []
@@ -186,10 +169,10 @@ def _models(
     return Figure(heading, remark, listing, partial(intervals, data, value=title.lower()))
 
 
-def _pairs(run: RunFolder, found: Mapping[str, Any], key: str, title: str) -> list[Figure]:
+def _pairs(run: RunFolder, key: str, title: str) -> list[Figure]:
     """Paired differences: these, and not overlapping bars, say what is better."""
     rows, data = [], []
-    for pair, difference in mapping(found.get(f"{key}_difference")).items():
+    for pair, difference in mapping(run.benchmark.get(f"{key}_difference")).items():
         if not is_triple(difference):
             continue
         one, _, other = str(pair).partition("-")
@@ -219,9 +202,9 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _distances(run: RunFolder, found: Mapping[str, Any]) -> Iterator[Figure]:
+def _distances(run: RunFolder) -> Iterator[Figure]:
     """Frechet distances to held-out text, the run's own beside its controls."""
-    for group, values in mapping(found.get("frechet")).items():
+    for group, values in mapping(run.benchmark.get("frechet")).items():
         named = {name: value for name, value in mapping(values).items() if is_number(value)}
         if not named:
             continue
@@ -236,9 +219,9 @@ def _distances(run: RunFolder, found: Mapping[str, Any]) -> Iterator[Figure]:
         yield Figure(title, remark, listing, partial(bars, data, value="distance"))
 
 
-def _closeness(run: RunFolder, found: Mapping[str, Any]) -> list[Figure]:
+def _closeness(run: RunFolder) -> list[Figure]:
     """The four figures of `evaluation.metrics`, of the result and what it stands beside."""
-    rows = closeness_rows({"benchmark": found})
+    rows = closeness_rows(run.summary)
     if not rows:
         return []
     title = "Closeness to held-out text, by embeddings"
@@ -261,10 +244,10 @@ BY_ROUND = {  # key -> title, and the series of each line
 }
 
 
-def _rounds(run: RunFolder, found: Mapping[str, Any]) -> Iterator[Figure]:
+def _rounds(run: RunFolder) -> Iterator[Figure]:
     """What the benchmark knows of each round."""
     for key, (title, series) in BY_ROUND.items():
-        own = mapping(found.get(key))
+        own = mapping(run.benchmark.get(key))
         columns = {label: own[name] for name, label in series.items() if _numbers(own.get(name))}
         if not columns:
             continue
@@ -290,9 +273,8 @@ def _numbers(values: object) -> bool:
     return isinstance(values, list) and bool(values) and all(map(is_number, values))
 
 
-def _repeated(found: Mapping[str, Any]) -> list[Table]:
-    """Synthetic texts that repeat others."""
-    near = mapping(found.get("near_duplicates"))
+def _repeated(run: RunFolder) -> list[Table]:
+    near = mapping(run.benchmark.get("near_duplicates"))
     rows = [
         [
             _words(name),

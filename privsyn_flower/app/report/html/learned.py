@@ -45,7 +45,7 @@ Row = Mapping[str, Any]
 
 def learned(run: RunFolder) -> Context:
     """The result, as far as it is there."""
-    summary = run.summary or {}
+    summary = run.summary
     front, total = seeds_and_texts(run)
     return {
         "summary": summary,
@@ -68,7 +68,6 @@ def _beside(columns: Mapping[str, Any]) -> list[tuple[str, list[dict[str, object
 
 
 def _best(voted: Mapping[str, Any]) -> list[dict[str, object]]:
-    """The last round's candidates of most votes."""
     return [
         _item({"text": row["text"], "label": f"{number(row.get('votes'))} votes"})
         for row in _mappings(voted.get("best"))[:SHOWN_SEEDS]
@@ -155,7 +154,6 @@ def _group(row: Row) -> str:
 
 
 def _by_group(run: RunFolder, groups: Counter[str], what: str, counted: int) -> Figure:
-    """How many texts each topic or class has."""
     shares = _released_shares(run)
     most = groups.most_common(GROUPS)
     rows = [
@@ -173,7 +171,7 @@ def _by_group(run: RunFolder, groups: Counter[str], what: str, counted: int) -> 
 
 def _released_shares(run: RunFolder) -> dict[str, str]:
     """The noisy shares of the largest topics, by their keywords."""
-    largest = mapping((run.summary or {}).get("topics")).get("largest")
+    largest = mapping(run.summary.get("topics")).get("largest")
     found = [mapping(one) for one in largest] if isinstance(largest, list) else []
     return {
         _group({"keywords": one.get("keywords"), "topic": ""}): f"{one['share']:.1%}"
@@ -183,7 +181,6 @@ def _released_shares(run: RunFolder) -> dict[str, str]:
 
 
 def _lengths(run: RunFolder, rows: Sequence[Row], total: int) -> list[Figure]:
-    """A histogram of the texts' words."""
     words = sorted(len(units(str(row["text"]))) for row in rows)
     if not words:
         return []
@@ -212,7 +209,6 @@ def _item(row: Row) -> dict[str, object]:
 
 
 def _public(found: Mapping[str, Any]) -> Table:
-    """Public text that the trained model keeps."""
     rows = [
         [name, number(mapping(one).get("kept")), number(mapping(one).get("of"))]
         for name, one in {"all": found, **mapping(found.get("by"))}.items()

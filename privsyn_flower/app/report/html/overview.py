@@ -41,13 +41,6 @@ NOBODY = (
 START = {"synthetic": "random_public", "trained": "pretrained"}  # what a result is compared with
 
 
-def claim(run: RunFolder) -> Mapping[str, Any]:
-    """What the run claims: of its summary, else of its privacy plan."""
-    if run.summary is not None:
-        return run.summary
-    return run.invariants
-
-
 def why_failed(run: RunFolder) -> str:
     """What a run failed of, as far as it may be passed on: what nodes of a simulation failed of may
     come of a user's text."""
@@ -87,14 +80,14 @@ def delta(statement: Mapping[str, Any]) -> str | None:
 def seeds_and_texts(run: RunFolder) -> tuple[int, int]:
     """Seeds before the written texts of synthetic.jsonl, and how many were written; 0 and all texts
     where seeds are all there is."""
-    total, told = run.text_count(), (run.summary or {}).get("seeds_in_front")
+    total, told = run.text_count(), run.summary.get("seeds_in_front")
     front = int(told) if is_number(told) and 0 < told < total else 0
     return front, total - front
 
 
 def guarantee(run: RunFolder) -> str:
     """The few words that go with a figure."""
-    statement = claim(run)
+    statement = run.claimed
     if why_unclaimed(statement):
         return NOTHING
     at = delta(statement)
@@ -104,8 +97,7 @@ def guarantee(run: RunFolder) -> str:
 
 def short_claim(run: RunFolder) -> str:
     """What epsilon means, and against whom; of a run without a result, as planned."""
-    summary = run.summary or {}
-    if told := summary.get("privacy_short") or summary.get("privacy"):
+    if told := run.summary.get("privacy_short") or run.summary.get("privacy"):
         return str(told)
     paragraphs = [one for one in run.statement.split("\n\n") if not one.startswith("#")]
     return paragraphs[0].strip() if paragraphs else "No claim is written in this folder yet."
@@ -124,14 +116,13 @@ def overview(run: RunFolder) -> Context:
 
 def method_of(run: RunFolder) -> str:
     """The method's name; of somebody's ServerApp nobody says it."""
-    if run.summary is not None:
+    if run.summary:
         return str(run.summary["method"])
     return run.config.method if run.config is not None else "a strategy of another app"
 
 
 def _line(run: RunFolder) -> str:
-    """Method, data, seed and version."""
-    summary = run.summary or {}
+    summary = run.summary
     parts = [method_of(run)]
     if dataset := summary.get("dataset"):
         parts.append(dataset_name(dataset))
@@ -146,14 +137,13 @@ def _line(run: RunFolder) -> str:
 
 def notices(run: RunFolder) -> list[tuple[str, str]]:
     """(class, text) of what changes how everything below is to be read."""
-    summary = run.summary or {}
-    found = claim(run)
+    summary, found = run.summary, run.claimed
     lines: list[tuple[str, str]] = []
     if run.state == "running":
         lines.append(("state", "This run is going on: what follows is what is there so far."))
     elif run.error:
         lines.append(("bad", f"This run failed: {why_failed(run).splitlines()[0][:300]}"))
-    elif run.summary is None and run.config is not None:
+    elif not run.summary and run.config is not None:
         lines.append(("state", NOBODY))
     lines += [("bad", line) for line in unusable_lines(summary)]
     lines += [("warn", f"The text: {line}") for line in quality_notes(summary)]
@@ -174,19 +164,16 @@ def notices(run: RunFolder) -> list[tuple[str, str]]:
 
 def benchmark_notice(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
     """Said once on a page that shows what no page of a deployed run has."""
-    if not any((run.summary or {}).get("benchmark") for run in runs):
-        return []
     text = (
         "This page has figures measured on private or held-out text. They are marked; epsilon "
         "does not cover them."
     )
-    return [("warn", text)]
+    return [("warn", text)] if any(run.benchmark for run in runs) else []
 
 
 def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
-    """A few figures, each with what it is."""
-    summary = run.summary or {}
-    found = claim(run)
+    """(name, figure, what it is)."""
+    summary, found = run.summary, run.claimed
     beside = (
         "no privacy is claimed"
         if why_unclaimed(found)
@@ -216,7 +203,7 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
 
 def _accuracy(run: RunFolder) -> list[tuple[str, str, str]]:
     """The benchmark's figure with the paired difference to its control, not covered."""
-    found = mapping((run.summary or {}).get("benchmark"))
+    found = run.benchmark
     values = mapping(found.get("accuracy"))
     own = next((name for name in RESULTS if is_number(values.get(name))), None)
     if own is None:
@@ -228,5 +215,5 @@ def _accuracy(run: RunFolder) -> list[tuple[str, str, str]]:
     if other is not None:
         gained = interval(differences[f"{own}-{other}"], sign=True)
         beside = f"{gained} against {other.replace('_', ' ')}; {guarantee(run)}"
-        beside += "" if why_unclaimed(claim(run)) else ", not covered by it"
+        beside += "" if why_unclaimed(run.claimed) else ", not covered by it"
     return [("accuracy, benchmark", number(values[own], ".4f"), beside)]

@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any
 
 from privsyn_flower.app.report.guarantee import claim_of, fact_sheet, sources
-from privsyn_flower.app.report.html.charts import lines
+from privsyn_flower.app.report.html.charts import by_round, lines
 from privsyn_flower.app.report.html.markup import Context, Figure, Table, few, spread
 from privsyn_flower.app.report.html.overview import (
-    claim,
     delta,
     epsilon,
     guarantee,
@@ -36,7 +35,7 @@ STATES = {
 
 def private(run: RunFolder) -> Context:
     """The claim, and the releases it is about."""
-    found = claim(run)
+    found = run.claimed
     sheet, no_sheet = _fact_sheet(run)
     whole = str(found.get("privacy") or run.statement)
     return {
@@ -93,7 +92,6 @@ def _adds_integers(found: Mapping[str, Any]) -> bool:
 
 
 def _over_runs(run: RunFolder, found: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """What the ledger says of everything on it."""
     if why_unclaimed(found):
         return []
     ledger = run.ledger
@@ -131,7 +129,7 @@ def _spent(ledger: LedgerView, charges: list[Charge]) -> str | None:
 
 def _fact_sheet(run: RunFolder) -> tuple[Table | None, str]:
     """NIST SP 800-226's questions, of a run with a result; or why there are none."""
-    if run.summary is None:
+    if not run.summary:
         return None, ""
     try:
         items = [[one.question, one.answer, one.source] for one in fact_sheet(run.summary)]
@@ -143,11 +141,7 @@ def _fact_sheet(run: RunFolder) -> tuple[Table | None, str]:
 
 def _releases(run: RunFolder) -> Table | Figure | str:
     """What each release spent, or why nothing is listed."""
-    drawn = [
-        {"x": row["round"], "value": row["epsilon_so_far"], "series": "spent so far"}
-        for row in run.metrics
-        if is_number(row.get("round")) and is_number(row.get("epsilon_so_far"))
-    ]
+    drawn = by_round(run.metrics, "epsilon_so_far", "spent so far")
     if run.ledger is not None:
         listing = _charges(run, run.ledger)
         return _spent_figure(run, drawn, listing) if len(drawn) > 1 else listing
@@ -155,12 +149,11 @@ def _releases(run: RunFolder) -> Table | Figure | str:
         rows = [[number(row["x"]), rounded_up(row["value"])] for row in spread(drawn)]
         caption = f"Epsilon by round{few(len(rows), len(drawn))}"
         return _spent_figure(run, drawn, Table(caption, ["round", "epsilon so far"], rows))
-    asked = claim(run).get("claim", "") is not None
+    asked = run.claimed.get("claim", "") is not None
     return f"Nothing to list: {'no charge is known here' if asked else 'no user was asked'}."
 
 
 def _charges(run: RunFolder, ledger: LedgerView) -> Table:
-    """The ledger's rows of this run."""
     sofar = {str(row.get("charge")): row.get("epsilon_so_far") for row in run.metrics}
     charges = ledger.own
     sampled = any(charge.sampling_rate < 1 for charge in charges)
@@ -186,7 +179,7 @@ def _charges(run: RunFolder, ledger: LedgerView) -> Table:
 
 def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Table) -> Figure:
     """Epsilon against rounds, below the total of the privacy plan."""
-    found = claim(run)
+    found = run.claimed
     total = found.get("epsilon")
     budget = float(total) if is_number(total) and not why_unclaimed(found) else None
     remark = WOULD

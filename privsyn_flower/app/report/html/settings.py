@@ -27,7 +27,7 @@ PLACES = {"run-folder", "cache", "assets", "ledger"}  # keys that differ for eve
 
 
 def settings(run: RunFolder) -> Context:
-    """Keys, values, defaults and what they mean."""
+    """What the section's macro takes: keys, values, defaults and what they mean."""
     try:
         stored = flatten(run.stored)
     except ConfigError as error:
