@@ -9,7 +9,7 @@ lines of the figures. A further one is a name in CHECKS.
 
 What this does not know: a private text that was written in other words; names without capitals, or
 made of ordinary words; text that only several users share; and what a server sees of a training,
-which is every round's noisy sum (of votes and scores `releases` knows it). Finding nothing is no
+which is every round's noisy sum (of votes and scores `attacks` knows it). Finding nothing is no
 proof of privacy.
 """
 

@@ -22,11 +22,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from privsyn_flower.app.inspect.attacks import BY_TEXT, NotMeasured, Scores
+from privsyn_flower.app.inspect.attacks import BY_TEXT, NotMeasured, Scores, releases
 from privsyn_flower.app.inspect.texts import NO_HELD_OUT, Texts, Users, texts_of_several
 from privsyn_flower.common.arrays import F64, Bools
 from privsyn_flower.common.progress import Progress, silent
@@ -39,7 +40,6 @@ CONFIDENCE = 0.95
 
 # Attacks that are slow, because they make each user's vector -> most people of a side.
 SLOW = {"releases": 200, "update": 200}
-Attack = Callable[[], Scores]
 
 
 def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def measure(texts: Texts, progress: Progress = silent) -> dict[str, Any]:
     people, canaries = _people(texts, figures), _canaries(texts, figures)
     if not people and not canaries:
         return figures
-    attacks = dict(_attacks(texts, progress))
+    attacks = _attacks(texts, progress)
     found: dict[str, Any] = {}
     for name, attack in attacks.items():
         progress("guessing who was asked", len(found), len(attacks), name)
@@ -89,17 +89,14 @@ class Sample:
         return len(self.users)
 
 
-def _attacks(texts: Texts, progress: Progress) -> Iterator[tuple[str, Attack]]:
-    from privsyn_flower.app.inspect import models
-    from privsyn_flower.app.inspect.releases import releases
+def _attacks(texts: Texts, progress: Progress) -> dict[str, Callable[[], Scores]]:
+    from privsyn_flower.app.inspect.models import auxiliary, loss, update
 
-    if texts.published:
-        for name, by_text in BY_TEXT.items():
-            yield name, lambda by_text=by_text: by_text(texts)  # type: ignore[misc]
-    yield "releases", lambda: releases(texts, progress)
-    yield "auxiliary model", lambda: models.auxiliary(texts, progress)
-    yield "loss", lambda: models.loss(texts, progress)
-    yield "update", lambda: models.update(texts, progress)
+    others = {"releases": releases, "auxiliary model": auxiliary, "loss": loss, "update": update}
+    by_text = BY_TEXT if texts.published else {}
+    return {name: partial(attack, texts) for name, attack in by_text.items()} | {
+        name: partial(attack, texts, progress) for name, attack in others.items()
+    }
 
 
 def _scores(score: Scores, sample: Sample) -> F64:
@@ -217,10 +214,9 @@ def _bounds(attacks: dict[str, Any], delta: float) -> dict[str, float]:
 
 def auc(members: F64, others: F64) -> float:
     """The share of pairs in which the first is larger; a tie is half a pair."""
-    ordered = np.sort(others)
-    below = np.searchsorted(ordered, members, side="left")
-    within = np.searchsorted(ordered, members, side="right") - below
-    return float((below + within / 2).mean() / len(others))
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(members, others).statistic) / (len(members) * len(others))
 
 
 def auc_interval(

@@ -1,23 +1,34 @@
-"""Who took part: AUC over users, attacks by text, and when nothing can be told."""
+"""Who took part: AUC over users, and when nothing can be told; the bound of one run's guesses, with
+the theorem's numbers, its coverage and its power."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu, norm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom, mannwhitneyu, norm
 
-from privsyn_flower.app.inspect.attacks import BY_TEXT, NotMeasured
+from privsyn_flower.app.inspect.attacks import NotMeasured
 from privsyn_flower.app.inspect.membership import (
+    Guesses,
     Sample,
     _drawn,
     _scores,
     auc,
     auc_interval,
+    best_bound,
+    canary_guesses,
     contradiction,
     described,
+    epsilon_bound,
     measure,
+    p_value,
+    pair_guesses,
+    pooled,
     smallest_auc,
 )
 from privsyn_flower.data.canaries import Canary
@@ -29,7 +40,6 @@ def test_auc_is_the_share_of_pairs_with_ties_by_half() -> None:
     asked, others = (rng.integers(6, size=n).astype(float) for n in (30, 17))
     pairs = (asked[:, None] > others).sum() + (asked[:, None] == others).sum() / 2
     assert auc(asked, others) == pytest.approx(pairs / (30 * 17))
-    assert auc(asked, others) == pytest.approx(mannwhitneyu(asked, others).statistic / (30 * 17))
     assert auc(asked, asked) == 0.5
 
 
@@ -109,10 +119,8 @@ def test_copied_text_is_told_by_each_attack_of_texts_and_contradicts_a_claim() -
 def test_honest_text_tells_nothing() -> None:
     rng, rings = np.random.default_rng(10), 0
     for _ in range(10):
-        given = texts(
-            [sentence(rng) for _ in range(60)], people("p", 40, rng), people("h", 40, rng)
-        )
-        found = measure(replace(given, claim=(0.5, 1e-6)))
+        made = texts([sentence(rng) for _ in range(60)], people("p", 40, rng), people("h", 40, rng))
+        found = measure(replace(made, claim=(0.5, 1e-6)))
         rings += bool(contradiction(found))
     assert rings <= 2  # each at 5 % at most: more once in 80
 
@@ -142,8 +150,8 @@ def test_votes_of_the_nearest_seed_tell_canaries() -> None:
     made = canaries_of(rng, 80)
     seeds = [*[(one.text, 5.0) for one in made if one.present], (sentence(rng), 50.0)]
     public = [one.text for one in made if not one.present]  # candidates that nobody voted for
-    given = replace(texts(["x y z"], {}, public=public), seeds=seeds, canaries=made)
-    found = measure(given)
+    shown = replace(texts(["x y z"], {}, public=public), seeds=seeds, canaries=made)
+    found = measure(shown)
     own = found["attacks"]["votes"]["canaries"]
     assert own["auc"] == 1.0 and own["guesses"][0]["correct"] == own["guesses"][0]["number"] == 10
     assert found["epsilon_at_least"]["canaries"] > 1.5
@@ -163,24 +171,6 @@ def test_canaries_of_one_side_and_scores_that_tell_nothing_are_said() -> None:
         _scores(lambda users: np.full(len(users), np.nan), Sample({"a": ["b"]}, np.array([True])))
 
 
-def test_a_span_that_public_text_has_tells_nothing() -> None:
-    public = ["one two three four five six"]
-    given = texts(["one two three four five six", "nine eight seven"], {}, public=public)
-    score = BY_TEXT["spans"](given)
-    users = {
-        "a": ["one two three four five"],
-        "b": ["x nine eight seven", "y"],
-        "c": ["q"],
-        "d": ["one two three four five, then nine eight"],  # beside what is public
-    }
-    assert score(users).tolist() == [0.0, 3.0, 0.0, 2.0]
-
-
-def test_without_seeds_there_are_no_votes() -> None:
-    with pytest.raises(NotMeasured, match="no seeds with votes"):
-        BY_TEXT["votes"](texts(["a"], {"p": ["b"]}))
-
-
 def test_a_slow_attack_is_on_a_draw_of_the_people() -> None:
     rng = np.random.default_rng(12)
     sample = Sample(people("p", 30, rng), np.arange(30) < 22)
@@ -190,3 +180,110 @@ def test_a_slow_attack_is_on_a_draw_of_the_people() -> None:
     for user, member in zip(drawn.users, drawn.members, strict=True):
         assert drawn.users[user] == sample.users[user] and member == (int(user[1:]) < 22)
     assert len(_drawn(sample, None)) == 30 and len(_drawn(sample, 25)) == 30
+
+
+# --- the bound of one run -------------------------------------------------------------------
+
+
+def by_hand(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
+    """Theorem 5.2 term by term."""
+    rate = math.exp(epsilon) / (1 + math.exp(epsilon))
+    tail = sum(binom.pmf(k, r, rate) for k in range(v, r + 1))
+    worst = max(
+        (sum(binom.pmf(k, r, rate) for k in range(max(0, v - i), v)) / i for i in range(1, m + 1)),
+        default=0.0,
+    )
+    return float(min(1.0, tail + 2 * m * delta * worst))
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(1, 40), st.integers(0, 40), st.integers(0, 40), st.floats(0, 5), st.floats(0, 0.01)
+)
+def test_the_theorem(m: int, r: int, v: int, epsilon: float, delta: float) -> None:
+    r = min(r, m)
+    v = min(v, r)
+    found = p_value(Guesses(m, r, v), epsilon, delta)
+    assert found == pytest.approx(by_hand(m, r, v, epsilon, delta), abs=1e-12)
+
+
+@given(st.integers(1, 200), st.data())
+def test_a_larger_epsilon_or_fewer_right_explain_more(r: int, data: st.DataObject) -> None:
+    v = data.draw(st.integers(1, r))
+    last = 0.0
+    for epsilon in (0.0, 0.5, 1.0, 2.0, 4.0):
+        found = p_value(Guesses(r, r, v), epsilon, 0.0)
+        assert found >= last - 1e-12
+        assert p_value(Guesses(r, r, v - 1), epsilon, 0.0) >= found - 1e-12
+        last = found
+
+
+def test_the_bound_is_where_the_p_value_meets_the_level() -> None:
+    guesses = Guesses(200, 100, 95)
+    found = epsilon_bound(guesses, 1e-5, 0.05)
+    assert p_value(guesses, found, 1e-5) <= 0.05 < p_value(guesses, found + 2e-4, 1e-5)
+    halved = epsilon_bound(guesses, 0.0, 0.05, users=2)
+    assert halved == pytest.approx(epsilon_bound(guesses, 0.0, 0.05) / 2, abs=2e-4)
+    assert epsilon_bound(guesses, 1e-5, 0.05, users=2) < halved
+    assert epsilon_bound(Guesses(200, 100, 50), 0.0, 0.05) == 0.0
+    assert epsilon_bound(Guesses(200, 0, 0), 0.0, 0.05) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
+def test_randomised_responses_bound_covers_its_epsilon(epsilon: float) -> None:
+    """The mechanism of the worst case: it tells each coin, and with some chance the wrong one."""
+    rng, above, best = np.random.default_rng(8), 0, []
+    rate = 1 / (1 + math.exp(-epsilon))
+    for _ in range(100):
+        coins = rng.random(200) < 0.5
+        told = np.where(rng.random(200) < rate, coins, ~coins) + rng.random(200) / 2
+        bound = best_bound(canary_guesses(told, coins, rng), 0.0, 0.05)
+        above += bound > epsilon
+        best.append(bound)
+    assert above <= 12  # of 100 at 5 % at most: more twice in 1,000
+    assert np.median(best) >= 0.6 * epsilon
+
+
+@pytest.mark.slow
+def test_pairs_cover_a_run_that_draws_a_fixed_number() -> None:
+    """Each person's epsilon is 1: of a pair, one was asked, so 2 tell them apart."""
+    rng, above = np.random.default_rng(9), 0
+    rate = 1 / (1 + math.exp(-1.0))
+    for _ in range(100):
+        asked = (rng.random(150) < rate) + 0.0
+        others = (rng.random(60) < 1 - rate) + 0.0
+        above += best_bound(pair_guesses(asked, others, rng), 1e-6, 0.05, users=2) > 1.0
+    assert above <= 12
+
+
+def test_guesses_of_coins_and_of_pairs() -> None:
+    rng = np.random.default_rng(1)
+    present, absent = np.arange(8) + 10.0, np.arange(8) + 0.0
+    scores, members = np.concatenate([present, absent]), np.arange(16) < 8
+    assert canary_guesses(scores, members, rng) == [
+        Guesses(16, 2, 2), Guesses(16, 4, 4), Guesses(16, 8, 8), Guesses(16, 16, 16),
+    ]  # fmt: skip
+    assert canary_guesses(scores, ~members, rng)[-1] == Guesses(16, 16, 0)
+    pairs = pair_guesses(present, np.zeros(16), rng)
+    assert pairs == [Guesses(8, 1, 1), Guesses(8, 2, 2), Guesses(8, 4, 4), Guesses(8, 8, 8)]
+    assert pair_guesses(np.ones(5), np.ones(4), rng)[-1] == Guesses(4, 0, 0)
+    assert canary_guesses(np.ones(1), np.ones(1, np.bool_), rng) == []
+
+
+def test_equal_scores_are_no_knowledge() -> None:
+    """Whatever the truth: equal scores are ranked alike in each run, and the draws are not."""
+    truth = np.random.default_rng(2)
+    found = pooled(
+        [
+            canary_guesses(np.ones(100), truth.random(100) < 0.5, np.random.default_rng(7))
+            for _ in range(60)
+        ]
+    )
+    assert all(abs(one.correct / one.number - 0.5) < 0.08 for one in found)
+    assert best_bound(found, 0.0, 0.05) == 0.0
+
+
+def test_pooled_runs_add_up() -> None:
+    one = [Guesses(10, 2, 1), Guesses(10, 5, 4)]
+    assert pooled([one, one, one]) == [Guesses(30, 6, 3), Guesses(30, 15, 12)]

@@ -1,4 +1,4 @@
-"""Who took part, by the noisy sums of votes and scores."""
+"""Who took part, by spans of text and by the noisy sums of votes and scores."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.app.inspect.attacks import NotMeasured
+from privsyn_flower.app.inspect.attacks import BY_TEXT, NotMeasured, answer, answers, releases
 from privsyn_flower.app.inspect.membership import auc
-from privsyn_flower.app.inspect.releases import answer, answers, releases
 from privsyn_flower.app.inspect.texts import Texts
 from privsyn_flower.config import load_config
 from privsyn_flower.data.users import Sample, texts_of
@@ -23,6 +22,24 @@ from privsyn_flower.text.embedders import NgramEmbedder
 from tests.app.inspect.rigs import make_run, people, sentence, texts
 
 EMBEDDER = NgramEmbedder(512)
+
+
+def test_a_span_that_public_text_has_tells_nothing() -> None:
+    public = ["one two three four five six"]
+    given = texts(["one two three four five six", "nine eight seven"], {}, public=public)
+    score = BY_TEXT["spans"](given)
+    users = {
+        "a": ["one two three four five"],
+        "b": ["x nine eight seven", "y"],
+        "c": ["q"],
+        "d": ["one two three four five, then nine eight"],  # beside what is public
+    }
+    assert score(users).tolist() == [0.0, 3.0, 0.0, 2.0]
+
+
+def test_without_seeds_there_are_no_votes() -> None:
+    with pytest.raises(NotMeasured, match="no seeds with votes"):
+        BY_TEXT["votes"](texts(["a"], {"p": ["b"]}))
 
 
 def asked(kind: str, rng: np.random.Generator, size: int = 120, **options: Any) -> Query:
