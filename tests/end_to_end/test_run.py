@@ -22,9 +22,9 @@ from privsyn_flower.privacy.ledger.usage import exclusive
 from privsyn_flower.privacy.wording import page as privacy_page
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.strategies.engine.record import commit, digest
-from tests.app.report.records import deployment_of
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.end_to_end.listening import IN, OUT, Tried, tried
+from tests.rigs.registry import deployment_of
 from tests.rigs.run import command, finish, wait_for
 from tests.server_apps import in_process
 from tests.strangers import NOBODY, Listener, descendants, listeners

@@ -1,20 +1,24 @@
-"""What several tests share about registry."""
+"""The runs whose guarantee is told, and their records in the registry's schema, as
+`registry_schema.yaml` states it."""
 
 from __future__ import annotations
 
+import functools
 import json
+from pathlib import Path
 from typing import Any
 
+import yaml
+from jsonschema import Draft7Validator
+
+from privsyn_flower.app.report.registry import FILE
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.privacy_plan import baseline, statement
 from privsyn_flower.strategies.engine.record import claim_record
 
+SCHEMA = Path(__file__).with_name("registry_schema.yaml")
 SAMPLING = {"sampler": "poisson", "sampling-rate": 0.5, "rounds": 2}
-
-
 AGGREGATOR = {"method": "dp-ftrl", "training.noise": "aggregator"}
-
-
 # What a run is -> its model, its variant, and which parameters are claimed.
 RUNS: dict[str, tuple[dict[str, Any], str, str, set[str]]] = {
     "pretext": ({}, "Federated", "Approximate DP", {"epsilon", "delta"}),
@@ -75,3 +79,23 @@ def known(values: dict[str, Any], **more: Any) -> dict[str, Any]:
     said = baseline(config) or statement(config)
     own = {"version": "0.0.9", "method": config.method, "users": 1000}
     return dict(json.loads(json.dumps({**own, **claim_record(said), **more})))
+
+
+@functools.lru_cache(maxsize=1)
+def validator() -> Draft7Validator:
+    schema = yaml.safe_load(SCHEMA.read_text("utf-8"))
+    Draft7Validator.check_schema(schema)
+    return Draft7Validator(schema, format_checker=Draft7Validator.FORMAT_CHECKER)
+
+
+def faults(record: Any) -> list[str]:
+    """What the schema finds wrong, with its place."""
+    return [f"{error.json_path}: {error.message}" for error in validator().iter_errors(record)]
+
+
+def deployment_of(folder: Path) -> dict[str, Any]:
+    """The record of a run folder, which the schema accepts."""
+    record = yaml.safe_load((folder / FILE).read_text("utf-8"))
+    assert not faults(record)
+    found: dict[str, Any] = record["deployment"]
+    return found

@@ -15,8 +15,8 @@ from privsyn_flower.config import RunConfig, load_config, to_toml
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.engine.rounds import Rounds
-from tests.app.report.records import deployment_of
 from tests.conftest import node_context, sentences
+from tests.rigs.registry import deployment_of
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 TEXTS_PER_USER = 3

@@ -22,8 +22,8 @@ from privsyn_flower.strategies import DPFTRL, DPFedAvg, TrainingResult
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.strategies.engine.rounds import NoRelease
-from tests.app.report.records import deployment_of
 from tests.rigs.dp_fedavg import DELTA, WIDE, Writes, bits, killed_everywhere, numbers, train
+from tests.rigs.registry import deployment_of
 from tests.strategies.training_rig import WEIGHTS, Arrays, Trainer, record, trainers
 
 POISSON = Sampler("poisson", 0.25)

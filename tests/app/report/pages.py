@@ -120,7 +120,7 @@ def run_folder(
         charged(run, rounds)
     write_jsonl(folder / "metrics.jsonl", metrics(rounds))
     if texts is not None:
-        write_texts(folder, texts)
+        write_escaped(folder / "synthetic.jsonl", texts)
     found = summary(method, SECURE, version="0.1.0", privacy="Epsilon = 7.58, the long form.",
                     privacy_short="Epsilon = 7.58 at delta = 3e-06.", rounds_planned=rounds,
                     noise_multiplier=0.9, stage_seconds={"data": 1.0, "rounds": 61.5},
@@ -130,27 +130,31 @@ def run_folder(
     return folder
 
 
-def write_texts(folder: Path, texts: list[dict[str, Any]]) -> None:
-    """synthetic.jsonl, also with what only an escape can write (half of a pair)."""
-    lines = "".join(f"{json.dumps(row)}\n" for row in texts)
-    (folder / "synthetic.jsonl").write_text(lines, encoding="utf-8")
+def write_escaped(path: Path, rows: list[dict[str, Any]]) -> None:
+    """JSON lines, also with what only an escape can write (half of a pair)."""
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
-def charged(run: RunFolder, rounds: int, population: str = "run abc") -> Path:
-    """A ledger with a release for each round, and an attempt that came to nothing."""
-    path = run.path.parent / f"{run.path.name}-ledger.jsonl"
+def released(path: Path, run: str, releases: int, population: str) -> Ledger:
+    """A ledger with so many releases of a run, after those that it has."""
     ledger = Ledger.open(path, population=population, **TERMS)
+    for number in range(1, releases + 1):
+        charge = ledger.reserve(
+            run=run, query="votes", round=number, attempt=1, noise_multiplier=6.0
+        )
+        ledger.mark_sent(charge)
+        ledger.commit(charge)
+    return ledger
+
+
+def charged(run: RunFolder, rounds: int, population: str = "run abc") -> None:
+    """The run's ledger, with a release for each round and an attempt that came to nothing."""
+    path = run.path.parent / f"{run.path.name}-ledger.jsonl"
+    ledger = released(path, "abc", rounds, population)
     run.save_value("ledger", {"id": ledger.header.id, "path": str(path)})
     with exclusive(ledger):
-        for number in range(1, rounds + 1):
-            charge = ledger.reserve(
-                run="abc", query="votes", round=number, attempt=1, noise_multiplier=6.0
-            )
-            ledger.mark_sent(charge)
-            ledger.commit(charge)
         ledger.reserve(run="abc", query="votes", round=1, attempt=2, noise_multiplier=6.0)
         export(ledger, "abc", run.path / "ledger.jsonl")
-    return path
 
 
 def topical(count: int) -> list[dict[str, Any]]:
@@ -161,3 +165,47 @@ def topical(count: int) -> list[dict[str, Any]]:
          "keywords": words[n % 3]}
         for n in range(count)
     ]  # fmt: skip
+
+
+def hostile_folder(folder: Path) -> Path:
+    """A run in which every text of others is hostile."""
+    bad = benchmark()
+    bad |= dict.fromkeys(("accuracy", "loss", "training_texts"), dict.fromkeys(HOSTILE, 0.2))
+    bad |= {
+        "methods": {"a": HOSTILE[0]}, "frechet": {text: {text: 0.5} for text in HOSTILE},
+        "accuracy_difference": {f"synthetic-{text}": [0.1, 0.0, 0.2] for text in HOSTILE},
+        "closeness": {text: {"frechet": [0.5, 0.4, 0.6], "mauve": text} for text in HOSTILE},
+        "verdict": list(HOSTILE),
+    }  # fmt: skip
+    clean = [text for text in HOSTILE if "\ud800" not in text]
+    found = run_folder(
+        folder,
+        texts=[{"text": text, "topic": n, "keywords": [text, text]}
+               for n, text in enumerate(HOSTILE)],
+        config={"models.generator": clean[0], "population-name": "x"},
+    )  # fmt: skip
+    plain = json.loads((found / "summary.json").read_text())
+    plain |= {
+        "dataset": f"files:{HOSTILE[1]}", "privacy": " ".join(HOSTILE), "benchmark": bad,
+        "privacy_short": HOSTILE[0], "version": HOSTILE[1], "ended_early": HOSTILE[2],
+        "stage_seconds": dict.fromkeys(HOSTILE, 1.0), "unit": HOSTILE[3],
+        "verdict": {"sentences": list(HOSTILE), "excess": 1.0, "signal": HOSTILE[5]},
+        "quality": QUALITY | {
+            "sentences": list(HOSTILE), "word_list": HOSTILE[1],
+            "writer": {"model": HOSTILE[0], "parameters": HOSTILE[0]},
+            "synthetic": QUALITY["synthetic"] | {"repetitive": HOSTILE[4], "words": list(HOSTILE)},
+        },
+        "voted": {
+            "best": [{"text": text, "votes": text, "round": text} for text in HOSTILE],
+            "shares": [{"round": n, "shares": dict.fromkeys(HOSTILE, 0.1)} for n in range(3)],
+        },
+        "side_by_side": {name: list(HOSTILE) for name in ("public", "seeds", "synthetic")},
+        "topics": {"largest": [{"keywords": [HOSTILE[0]], "share": 0.5}]},
+    }  # fmt: skip
+    (found / "summary.json").write_text(json.dumps(plain), encoding="utf-8")
+    log = "".join(f"a b WARNING {text}\n" for text in clean)
+    (found / "run.log").write_text(log, encoding="utf-8")
+    (found / "error.txt").write_text(HOSTILE[0], encoding="utf-8")
+    events = [{"t": 1.0, "stage": text, "done": 1, "total": 2, "note": text} for text in HOSTILE]
+    write_escaped(found / "progress.jsonl", events)
+    return found

@@ -31,11 +31,11 @@ from tests.app.report.pages import (
     VOTED,
     benchmark,
     charged,
+    hostile_folder,
     metrics,
     run_folder,
     topical,
 )
-from tests.rigs.page import hostile_folder
 from tests.rigs.tables import CENTRAL, SECURE, summary
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
@@ -180,7 +180,7 @@ def test_what_votes_picked_stands_before_what_was_written(tmp_path: Path) -> Non
         tmp_path / "run", texts=[{"text": "written"}], seeds=20, unusable=["no text of a language"]
     )
     rows = [{"text": f"<b>picked {i}", "round": 1, "votes": 9.0 - i} for i in range(20)]
-    (folder / "seeds.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_jsonl(folder / "seeds.jsonl", rows)
     text = read(page([folder])).text
     assert text.index("NOT USABLE: no text of a language") < text.index("<b>picked 0")
     assert text.index("<b>picked 11") < text.index("1 synthetic texts")

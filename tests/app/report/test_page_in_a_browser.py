@@ -14,8 +14,14 @@ import pytest
 
 from privsyn_flower.app.report.html.library import library
 from privsyn_flower.app.report.page import page, write_page
-from tests.app.report.pages import QUALITY, VOTED, benchmark, run_folder, topical
-from tests.rigs.page import hostile_folder
+from tests.app.report.pages import (
+    QUALITY,
+    VOTED,
+    benchmark,
+    hostile_folder,
+    run_folder,
+    topical,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,11 @@ from privsyn_flower.app.report.reading import read_run
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.common.progress import ProgressLog
 from privsyn_flower.config import RunConfig, to_toml
-from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.ledger.usage import exclusive, export
 from privsyn_flower.runs import RunFolder, write_json, write_jsonl
+from tests.app.report.pages import released
 
 CONFIG = RunConfig.from_flat({"method": "pretext", "seed": 3, "epsilon": 1.29})
-TERMS: dict[str, Any] = {"total_epsilon": 4.0, "total_delta": 3e-6}
 
 
 def begun(folder: Path) -> RunFolder:
@@ -134,20 +133,11 @@ def test_a_line_beyond_all_bounds_is_left_out(tmp_path: Path, monkeypatch: Any) 
     assert [row["text"] for row in read_run(run.path).texts(9)] == ["a", "c"]
 
 
-def charged(path: Path, run: str, releases: int, population: str) -> Ledger:
-    ledger = Ledger.open(path, population=population, **TERMS)
-    for number in range(1, releases + 1):
-        one = ledger.reserve(run=run, query="votes", round=number, attempt=1, noise_multiplier=10.0)
-        ledger.mark_sent(one)
-        ledger.commit(one)
-    return ledger
-
-
 def test_the_ledger_of_several_runs_is_read_whole(tmp_path: Path) -> None:
     run, path = begun(tmp_path / "one"), tmp_path / "people.jsonl"
-    charged(path, "another", 3, "people")
-    ledger = charged(path, "abc", 2, "people")
-    charged(path, "abc-topics", 1, "people")
+    released(path, "another", 3, "people")
+    ledger = released(path, "abc", 2, "people")
+    released(path, "abc-topics", 1, "people")
     run.save_value("ledger", {"id": ledger.header.id, "path": str(path)})
     with exclusive(ledger):  # a run that goes on does not keep readers out
         found = read_run(run.path).ledger
@@ -161,7 +151,7 @@ def test_the_ledger_of_several_runs_is_read_whole(tmp_path: Path) -> None:
 
 def test_without_the_ledger_the_copy_tells_of_this_run(tmp_path: Path) -> None:
     run, path = begun(tmp_path / "one"), tmp_path / "abc.jsonl"
-    ledger = charged(path, "abc", 2, "run abc")
+    ledger = released(path, "abc", 2, "run abc")
     export(ledger, "abc", run.path / "ledger.jsonl")
     run.save_value("ledger", {"id": "another ledger took its place", "path": str(path)})
     found = read_run(run.path).ledger

@@ -26,8 +26,15 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.server_apps.privacy_plan import statement
 from privsyn_flower.strategies.engine.record import claim_record, write_statement
-from tests.app.report.records import deployment_of, faults, validator
-from tests.rigs.registry import AGGREGATOR, RUNS, SAMPLING, known
+from tests.rigs.registry import (
+    AGGREGATOR,
+    RUNS,
+    SAMPLING,
+    deployment_of,
+    faults,
+    known,
+    validator,
+)
 
 DAY = date(2026, 11, 23)
 
