@@ -115,13 +115,10 @@ def audit(config: RunConfig, trials: int = DEFAULT_TRIALS, kind: str = "") -> Au
         raise ValueError(f"kind = {kind!r} must be {names}, which is asked, or 'evaluation'")
     kind = kind or asked[0]
     phase = audited_phase(config, kind)
-    if phase.source == "aggregator":
-        setting = aggregator_setting(config, aggregator_noise(phase))
-    else:
-        setting = nodes_setting(config, phase)
+    made = aggregator_setting if phase.source == "aggregator" else nodes_setting
     with tempfile.TemporaryDirectory(prefix="privsyn-audit-") as folder:
         case = KINDS[kind](config, Path(folder))
-        return _measured(config, kind, case, setting, phase, trials)
+        return _measured(config, kind, case, made(config, phase), phase, trials)
 
 
 def kinds(config: RunConfig) -> list[str]:
@@ -333,17 +330,13 @@ def _split(total: int, parts: int) -> list[int]:
     return [total // parts + (at < total % parts) for at in range(parts)]
 
 
-def aggregator_noise(phase: Phase) -> AggregatorNoise:
-    """A phase's noise of a trusted aggregator, its keys nowhere yet."""
-    return trusted_noise(phase, run="audit")
-
-
-def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:
+def aggregator_setting(config: RunConfig, phase: Phase) -> Setting:
     """All rounds of a phase whose noise an aggregator adds; the canary has the worst turn there is.
 
     Everybody survives and nobody colludes, because nothing here depends on either: no node adds
     noise, and the adversary knows what they all send.
     """
+    noise = trusted_noise(phase, run="audit")
     rounds, ftrl = noise.factorization.rounds, config.ftrl
     turns = ftrl.min_separation if rounds > 1 else 1
     by_node = turns > 1 and ftrl.schedule == "nodes"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -15,7 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from privsyn_flower.app.audit import (
     Audit,
@@ -26,7 +26,6 @@ from privsyn_flower.app.audit import (
     variance_test,
 )
 from privsyn_flower.app.audit.measure import node_seats, smallest_population
-from privsyn_flower.app.cli.main import app
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps import scores as scores_app
 from privsyn_flower.config import RunConfig
@@ -35,43 +34,41 @@ from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol import messaging
 from privsyn_flower.strategies.engine.cohort import RoundPlan
+from tests.rigs import audit_audit as rig
+from tests.rigs.audit_audit import ONE_RELEASE as SETTINGS
 from tests.rigs.audit_audit import (
     TIGHT,
     TRIALS,
     calm,  # noqa: F401
+    configured,
+    noise_times,
     noise_with,
+    sums_with,
     votes_with,
 )
 
 MANY, TIGHTER = 100_000, 0.85
-# One release at noise multiplier 1; epsilon is a budget that it stays below.
-SETTINGS: dict[str, Any] = {
-    "noise-multiplier": 1.0,
-    "rounds": 1,
-    "spare-rounds": 0,
-    "epsilon": 8.0,
-}
-
-
-def measured(trials: int = TRIALS, **changed: Any) -> Audit:
-    keys = {key.replace("__", ".").replace("_", "-"): value for key, value in changed.items()}
-    return audit(RunConfig.from_flat({**SETTINGS, **keys}), trials)
-
-
 SCORES = {"method": "popri"}
 CLASSES = {"method": "pe", "pe__labels": "news,mail,notes", "data__label_column": "kind"}
 LABELS = {**SCORES, "popri__labels": "news,mail,notes", "data__label_column": "kind"}
 
 
-def command(*arguments: str) -> Any:
-    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    return CliRunner().invoke(app, ["audit", *sets, *arguments])
+command = partial(rig.command, SETTINGS)
+
+
+def measured(trials: int = TRIALS, **changed: Any) -> Audit:
+    return audit(configured(SETTINGS, **changed), trials)
 
 
 def scores_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
-    """change(shard_scores, rows, users, candidates, options) is a node's sum of vectors."""
-    real = scores_app.shard_scores
-    monkeypatch.setattr(scores_app, "shard_scores", lambda *a, **options: change(real, *a, options))
+    """change(shard_scores, rows, users, candidates, options)."""
+    sums_with(monkeypatch, scores_app, "shard_scores", change)
+
+
+def clip_of_sums(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
+    """In the place of an answer: the clip of the node's sum instead of each user's vector."""
+    changed = {**options, "samples_cap": 10**6, "sampled": None}
+    return real(rows, np.zeros_like(users), candidates, **changed)
 
 
 # --- honest ---------------------------------------------------------------------------------
@@ -137,7 +134,7 @@ def test_the_noise_of_colluders_is_not_counted() -> None:
 
 
 def test_noise_ten_percent_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise_with(monkeypatch, lambda draw, n, w, least, z, *rest: draw(n, w, least, 0.9 * z, *rest))
+    noise_times(monkeypatch, 0.9)
     result = command("--trials", str(TRIALS))
     assert result.exit_code == 1
     assert "less noise than is charged" in result.stdout
@@ -151,10 +148,6 @@ def test_vectors_twice_as_long_are_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_clip_of_the_node_instead_of_each_user_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def clip_of_sums(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
-        changed = {**options, "samples_cap": 10**6, "sampled": None}
-        return real(rows, np.zeros_like(users), candidates, **changed)
-
     votes_with(monkeypatch, clip_of_sums)
     found = measured(20_000)
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
@@ -166,10 +159,6 @@ def test_a_clip_of_the_node_instead_of_each_user_is_caught(monkeypatch: pytest.M
 def test_a_clip_of_the_nodes_scores_is_caught(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
-    def clip_of_sums(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
-        changed = {**options, "samples_cap": 10**6, "sampled": None}
-        return real(rows, np.zeros_like(users), candidates, **changed)
-
     scores_with(monkeypatch, clip_of_sums)
     found = measured(20_000, **config)
     assert found.kind == "scores"
@@ -192,23 +181,22 @@ def clip_by_class(key: str) -> Any:
     return answer
 
 
-def test_a_clip_of_every_class_by_itself_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    scores_with(monkeypatch, clip_by_class("classes"))
-    found = measured(20_000, **LABELS)
-    assert found.contradiction and found.lower_bound > found.claimed_epsilon
-
-
-def test_a_clip_of_every_class_of_votes_by_itself_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("kind", "sums", "key", "config"),
+    [("scores", scores_with, "classes", LABELS),
+     ("votes", votes_with, "candidate_classes", CLASSES)],
+)  # fmt: skip
+def test_a_clip_of_every_class_by_itself_is_caught(
+    monkeypatch: pytest.MonkeyPatch, kind: str, sums: Any, key: str, config: dict[str, Any]
 ) -> None:
-    votes_with(monkeypatch, clip_by_class("candidate_classes"))
-    found = measured(20_000, **CLASSES)
-    assert found.kind == "votes"
+    sums(monkeypatch, clip_by_class(key))
+    found = measured(20_000, **config)
+    assert found.kind == kind
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
 
 def test_scores_with_too_little_noise_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise_with(monkeypatch, lambda draw, n, w, least, z, *rest: draw(n, w, least, 0.9 * z, *rest))
+    noise_times(monkeypatch, 0.9)
     found = measured(2000, **SCORES)
     assert found.contradiction and found.noise_variance_ratio == pytest.approx(0.81, abs=0.03)
 
@@ -234,7 +222,7 @@ def test_a_node_without_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_too_much_noise_is_said_and_is_no_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise_with(monkeypatch, lambda draw, n, w, least, z, *rest: draw(n, w, least, 1.2 * z, *rest))
+    noise_times(monkeypatch, 1.2)
     found = measured()
     assert not found.contradiction
     assert "more noise than is charged" in described(found)

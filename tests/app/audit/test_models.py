@@ -6,58 +6,41 @@ Faults are put in by replacing a function of the devices: no configuration and n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from privsyn_flower.app.audit import Audit, audit, measure
+from privsyn_flower.app.audit import Audit, audit
 from privsyn_flower.app.audit.cases import small_base, update_case
-from privsyn_flower.app.cli.main import app
-from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps import evaluation as evaluation_app
 from privsyn_flower.client_apps import updates as updates_app
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import gaussian_epsilon
 from privsyn_flower.queries import updates
 from privsyn_flower.text.fingerprints import folder_fingerprint
+from tests.rigs.audit_audit import (
+    ONE_RELEASE,
+    calm,  # noqa: F401
+    command,
+    configured,
+    noise_times,
+    sums_with,
+)
 
 pytestmark = pytest.mark.slow
 
 TRIALS = 6000
-# One release at noise multiplier 1; epsilon is a budget that it stays below.
 SETTINGS: dict[str, Any] = {
-    "method": "dp-fedavg",
-    "noise-multiplier": 1.0,
-    "rounds": 1,
-    "spare-rounds": 0,
-    "epsilon": 8.0,
-    "data.users": 100,
-    "aggregation": "plain",
-}
+    **ONE_RELEASE, "method": "dp-fedavg", "data.users": 100, "aggregation": "plain",
+}  # fmt: skip
 CLAIMED = gaussian_epsilon(1.0, RunConfig().delta)
 
 
 def measured(kind: str = "", trials: int = TRIALS, **changed: Any) -> Audit:
-    keys = {key.replace("__", ".").replace("_", "-"): value for key, value in changed.items()}
-    return audit(RunConfig.from_flat({**SETTINGS, **keys}), trials, kind)
-
-
-def updates_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
-    """change(shard_updates, deltas, options) is a node's sum of encoded updates."""
-    real = updates_app.shard_updates
-    monkeypatch.setattr(
-        updates_app, "shard_updates", lambda deltas, **options: change(real, deltas, options)
-    )
-
-
-@pytest.fixture
-def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A false alarm of the variance test once in 2000 audits is too often for a test suite."""
-    monkeypatch.setattr(measure, "NOISE_LEVEL", 1e-9)
+    return audit(configured(SETTINGS, **changed), trials, kind)
 
 
 @pytest.mark.usefixtures("calm")
@@ -81,25 +64,11 @@ def test_an_honest_release_passes_and_the_bound_is_tight(
 
 
 def test_noise_ten_percent_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = answers.node_noise_integers
-    less = lambda n, w, least, z, *rest: draw(n, w, least, 0.9 * z, *rest)  # noqa: E731
-    monkeypatch.setattr(answers, "node_noise_integers", less)
+    noise_times(monkeypatch, 0.9)
     for kind in ("update", "evaluation"):
         found = measured(kind)
         assert found.contradiction
         assert found.noise_variance_ratio == pytest.approx(0.81, abs=0.04)
-
-
-def test_a_node_without_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw, drawn = answers.node_noise_integers, list[int]()
-
-    def all_but_the_first(length: int, *rest: Any) -> Any:
-        drawn.append(length)
-        return draw(length, *rest) * (len(drawn) > 1)
-
-    monkeypatch.setattr(answers, "node_noise_integers", all_but_the_first)
-    found = measured()
-    assert found.contradiction and found.noise_variance_ratio < 0.9
 
 
 def test_a_clip_of_each_layer_by_itself_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,18 +83,16 @@ def test_a_clip_of_each_layer_by_itself_is_caught(monkeypatch: pytest.MonkeyPatc
 
         return real(layers(), **{**options, "sampled": None})
 
-    updates_with(monkeypatch, by_layer)
+    sums_with(monkeypatch, updates_app, "shard_updates", by_layer)
     found = measured(trials=20_000)
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
 
 def test_a_user_counted_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    updates_with(
-        monkeypatch,
-        lambda real, deltas, options: real(
-            (d for d in deltas for _ in range(2)), **{**options, "sampled": None}
-        ),
-    )
+    def twice(real: Any, deltas: Any, options: dict[str, Any]) -> Any:
+        return real((d for d in deltas for _ in range(2)), **{**options, "sampled": None})
+
+    sums_with(monkeypatch, updates_app, "shard_updates", twice)
     metrics = evaluation_app.shard_metrics
     monkeypatch.setattr(evaluation_app, "shard_metrics", lambda *a, **o: 2 * metrics(*a, **o))
     for kind in ("update", "evaluation"):
@@ -157,12 +124,12 @@ def test_the_small_base_is_the_same_every_time(tmp_path: Path) -> None:
 
 
 def test_the_command_takes_the_kind_and_names_a_wrong_one() -> None:
-    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    result = CliRunner().invoke(app, ["audit", *sets, "--trials", "400", "--kind", "evaluation"])
+    ask = partial(command, SETTINGS)
+    result = ask("--trials", "400", "--kind", "evaluation")
     assert result.exit_code == 0, result.output
     assert "evaluation, one release" in result.stdout
-    result = CliRunner().invoke(app, ["audit", *sets, "--trials", "400", "--json"])
+    result = ask("--trials", "400", "--json")
     assert json.loads(result.stdout.splitlines()[-1])["kind"] == "update"
-    result = CliRunner().invoke(app, ["audit", *sets, "--kind", "votes"])
+    result = ask("--kind", "votes")
     assert result.exit_code == 2
     assert "'votes'" in result.output and "'update'" in result.output

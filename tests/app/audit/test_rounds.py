@@ -7,6 +7,7 @@ the sensitivity and the charges.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 
 from privsyn_flower.app.audit import Audit, AuditError, audit, described, measure
 from privsyn_flower.app.audit.measure import (
-    aggregator_noise,
     aggregator_setting,
     audited_phase,
     worst_turn,
@@ -30,11 +30,10 @@ from privsyn_flower.app.audit.statistics import (
     whitening,
 )
 from privsyn_flower.app.audit.trials import run_trials
-from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps import updates as updates_app
 from privsyn_flower.client_apps.node import records
 from privsyn_flower.client_apps.node.schedule import Schedule
-from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config import ConfigError
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
 from privsyn_flower.privacy.correlated.stream import Stream
@@ -43,6 +42,9 @@ from privsyn_flower.privacy.correlated.trees import Tree
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine.aggregation import ModularSum
 from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
+from privsyn_flower.strategies.engine.session import trusted_noise
+from tests.rigs import audit_audit as rig
+from tests.rigs.audit_audit import calm  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
@@ -60,19 +62,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def configured(**changed: Any) -> RunConfig:
-    keys = {key.replace("__", ".").replace("_", "-"): value for key, value in changed.items()}
-    return RunConfig.from_flat({**SETTINGS, **keys})
+configured = partial(rig.configured, SETTINGS)
 
 
 def measured(trials: int = TRIALS, kind: str = "", **changed: Any) -> Audit:
     return audit(configured(**changed), trials, kind)
-
-
-@pytest.fixture
-def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A false alarm of the noise's tests once in 1000 audits is too often for a test suite."""
-    monkeypatch.setattr(measure, "NOISE_LEVEL", 1e-9)
 
 
 # --- honest ---------------------------------------------------------------------------------
@@ -111,7 +105,7 @@ def test_an_honest_run_passes_and_the_bound_is_tight(tight: float, changed: dict
 @pytest.mark.usefixtures("calm")
 def test_an_evaluation_costs_one_participation() -> None:
     found = measured(kind="evaluation")
-    noise = aggregator_noise(audited_phase(configured(), "update"))
+    noise = trusted_noise(audited_phase(configured(), "update"))
     assert (found.rounds, found.correlation_p_value) == (1, None)
     assert found.noise_multiplier == noise.multiplier
     assert not found.contradiction, found
@@ -159,25 +153,20 @@ def test_honest_rows_pass_and_the_bound_is_tight(changed: dict[str, Any]) -> Non
 
 
 def test_rows_with_a_tenth_less_noise_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = answers.node_noise_integers
-
-    def less(length: int, weight: float, least: float, z: float, *others: Any) -> Any:
-        return draw(length, weight, least, 0.9 * z, *others)
-
-    monkeypatch.setattr(answers, "node_noise_integers", less)
+    rig.noise_times(monkeypatch, 0.9)
     found = measured(600, **ROWS)
     assert found.contradiction and "less noise than is charged" in described(found)
     assert found.noise_variance_ratio == pytest.approx(0.81, abs=0.05)
 
 
 def test_noise_that_two_rows_share_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw, drawn = answers.node_noise_integers, dict[Any, Any]()
+    drawn = dict[Any, Any]()
 
-    def again(*numbers: Any) -> Any:
+    def again(draw: Any, *numbers: Any) -> Any:
         drawn.setdefault(numbers, []).append(draw(*numbers))
         return drawn[numbers][len(drawn[numbers]) % 2 - 1]
 
-    monkeypatch.setattr(answers, "node_noise_integers", again)
+    rig.noise_with(monkeypatch, again)
     found = measured(600, **ROWS | {"colluding_weight": 0.0})
     assert found.contradiction and "rounds share noise" in described(found)
 
@@ -253,9 +242,7 @@ def test_charges_below_the_cost_are_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("fault", ["layers", "twice"])
 def test_users_who_are_too_long_are_caught(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    real = updates_app.shard_updates
-
-    def changed(deltas: Any, **options: Any) -> Any:
+    def changed(real: Any, deltas: Any, options: dict[str, Any]) -> Any:
         def more() -> Any:
             for delta in deltas:
                 middle = len(delta) // 2 if fault == "layers" else len(delta)
@@ -264,7 +251,7 @@ def test_users_who_are_too_long_are_caught(monkeypatch: pytest.MonkeyPatch, faul
 
         return real(more(), **{**options, "sampled": None})
 
-    monkeypatch.setattr(updates_app, "shard_updates", changed)
+    rig.sums_with(monkeypatch, updates_app, "shard_updates", changed)
     found = measured(12_000)
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
@@ -304,9 +291,9 @@ def test_the_canary_has_the_worst_turn(
 def test_the_canary_takes_part_in_the_rounds_of_its_turn(tmp_path: Path, schedule: str) -> None:
     config = configured(ftrl__schedule=schedule, ftrl__mechanism="tree", rounds=7,
                         ftrl__min_separation=3)  # fmt: skip
-    noise = aggregator_noise(audited_phase(config, "update"))
-    turn = worst_turn(noise, 3)
-    setting = aggregator_setting(config, noise)
+    phase = audited_phase(config, "update")
+    turn = worst_turn(trusted_noise(phase), 3)
+    setting = aggregator_setting(config, phase)
     found = run_trials(measure.KINDS["update"](config, tmp_path), setting, 2)
     assert found.shifts.shape[:2] == (1, 7) and found.put == pytest.approx([1, 0])
     taken = np.flatnonzero(np.abs(found.shifts[0]).sum(axis=1))

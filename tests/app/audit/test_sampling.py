@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from privsyn_flower.app.audit import Audit, AuditError, audit, described, measure
 from privsyn_flower.app.audit.cases import votes_case
@@ -28,33 +28,21 @@ from privsyn_flower.app.audit.statistics import (
     sampling_test,
 )
 from privsyn_flower.app.audit.trials import run_trials
-from privsyn_flower.app.cli.main import app
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps import scores as scores_app
 from privsyn_flower.client_apps import votes as votes_app
-from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import epsilon, gaussian_epsilon
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.strategies.engine.mechanisms import NodeNoise
+from tests.rigs import audit_audit as rig
+from tests.rigs.audit_audit import calm  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
 TRIALS = 10_000
 RATE = 0.25
-# One release at noise multiplier 1; epsilon is a budget that it stays below.
-SETTINGS: dict[str, Any] = {
-    "noise-multiplier": 1.0,
-    "rounds": 1,
-    "spare-rounds": 0,
-    "epsilon": 8.0,
-    "sampler": "poisson",
-    "sampling-rate": RATE,
-}
-
-
-def configured(**changed: Any) -> RunConfig:
-    keys = {key.replace("__", ".").replace("_", "-"): value for key, value in changed.items()}
-    return RunConfig.from_flat({**SETTINGS, **keys})
+SETTINGS: dict[str, Any] = {**rig.ONE_RELEASE, "sampler": "poisson", "sampling-rate": RATE}
+configured = partial(rig.configured, SETTINGS)
 
 
 def measured(trials: int = TRIALS, **changed: Any) -> Audit:
@@ -67,19 +55,12 @@ def sampled_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) ->
     monkeypatch.setattr(answers, "poisson_sample", lambda count, rate: change(sample, count, rate))
 
 
-@pytest.fixture
-def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A false alarm of a test of noise or sampling in 1000 audits is too often for a test suite."""
-    monkeypatch.setattr(measure, "NOISE_LEVEL", 1e-9)
-
-
 # --- honest ---------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("calm")
 def test_an_honest_release_passes_and_the_bound_is_near_the_claim() -> None:
-    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    result = CliRunner().invoke(app, ["audit", *sets, "--trials", "100000", "--json"])
+    result = rig.command(SETTINGS, "--trials", "100000", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     claimed = epsilon(1.0, 1, gaussian_delta(found["delta"]), sampling_rate=RATE)
@@ -203,34 +184,23 @@ def test_a_canary_that_is_never_sampled_is_an_error(monkeypatch: pytest.MonkeyPa
 def test_vectors_that_ignore_sampling_are_caught(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    app_, name = {"pretext": (votes_app, "shard_votes"), "popri": (scores_app, "shard_scores")}[
-        method
-    ]
-    real = getattr(app_, name)
-    monkeypatch.setattr(app_, name, lambda *a, **o: real(*a, **{**o, "sampled": None}))
+    sums = {"pretext": (votes_app, "shard_votes"), "popri": (scores_app, "shard_scores")}[method]
+    everybody = lambda real, *a: real(*a[:-1], **{**a[-1], "sampled": None})  # noqa: E731
+    rig.sums_with(monkeypatch, *sums, everybody)
     found = measured(20_000, method=method)
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
     assert "more of the sums than its sampling" in described(found)
 
 
-def test_noise_ten_percent_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = answers.node_noise_integers
-    less = lambda n, w, least, z, *rest: draw(n, w, least, 0.9 * z, *rest)  # noqa: E731
-    monkeypatch.setattr(answers, "node_noise_integers", less)
-    found = measured()
-    assert found.contradiction and found.noise_variance_ratio == pytest.approx(0.81, abs=0.03)
-
-
 def test_noise_that_only_sampled_users_add_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = answers.node_noise_integers
-    monkeypatch.setattr(answers, "node_noise_integers", lambda n, w, *a: draw(n, RATE * w, *a))
+    rig.noise_with(monkeypatch, lambda draw, n, w, *a: draw(n, RATE * w, *a))
     found = measured(1000)
     assert found.contradiction and "less noise" in described(found)
+    assert found.noise_variance_ratio == pytest.approx(RATE, abs=0.03)
 
 
 def test_vectors_twice_as_long_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = votes_app.shard_votes
-    monkeypatch.setattr(votes_app, "shard_votes", lambda *a, **o: 2 * real(*a, **o))
+    rig.votes_with(monkeypatch, lambda real, *a: 2 * real(*a[:3], **a[3]))
     found = measured()
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 

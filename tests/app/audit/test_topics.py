@@ -7,16 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from privsyn_flower.app.audit import Audit, audit, kinds
-from privsyn_flower.app.cli.main import app
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import gaussian_epsilon
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
-from tests.rigs.audit_audit import TIGHT, TRIALS, noise_with, votes_with
-from tests.rigs.audit_audit import calm as calm
+from tests.rigs.audit_audit import (
+    TIGHT,
+    TRIALS,
+    calm,  # noqa: F401
+    command,
+    noise_times,
+    votes_with,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +57,7 @@ def test_an_honest_histogram_passes_at_its_own_noise(more: dict[str, Any]) -> No
 def test_noise_that_is_made_for_the_rounds_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the rounds may add is too little for a histogram that was promised more."""
     less = 0.5
-    noise_with(monkeypatch, lambda draw, *a: draw(*a[:3], less * a[3], *a[4:]))
+    noise_times(monkeypatch, less)
     found = measured()
     assert found.contradiction and found.noise_variance_ratio == pytest.approx(less**2, rel=0.1)
 
@@ -72,16 +76,14 @@ def test_a_clip_of_every_class_by_itself_is_caught(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_measures_all_that_a_run_asks() -> None:
-    sets = [word for key, one in SETTINGS.items() for word in ("--set", f"{key}={one}")]
-    command = ["audit", *sets, "--trials", "400", "--json"]
-    result = CliRunner().invoke(app, command)
+    result = command(SETTINGS, "--trials", "400", "--json")
     assert result.exit_code == 0, result.output
     rounds, topics = map(json.loads, result.stdout.splitlines())
     assert (rounds["kind"], topics["kind"]) == ("update", "topics")
     made = privacy_plan(RunConfig.from_flat(SETTINGS))
     assert rounds["noise_multiplier"] == made.main.multiplier
     assert topics["noise_multiplier"] == made["topics"].multiplier == 1.0
-    wrong = CliRunner().invoke(app, [*command, "--kind", "votes"])
+    wrong = command(SETTINGS, "--trials", "400", "--json", "--kind", "votes")
     assert wrong.exit_code == 2 and "'update' or 'topics'" in wrong.stderr
 
 
