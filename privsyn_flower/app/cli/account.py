@@ -13,14 +13,13 @@ from typing import Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import AsJson, Commands, fail, failing
+from privsyn_flower.app.cli.errors import AsJson, Commands, failing
 from privsyn_flower.app.report.reading import LedgerView, open_ledger, read_run
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.privacy.accounting import calibration
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.accounting.curve import renyi_epsilon
 from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler
-from privsyn_flower.privacy.ledger.journal import LedgerError
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.privacy.wording import at_most, noise_at_least, sampling_sentence
 
@@ -130,21 +129,13 @@ ledger_app = typer.Typer(
 )
 
 
-@ledger_app.callback()
-def ledger() -> None:
-    """Look at the ledger of a population's budget; copy it."""
-
-
 @ledger_app.command()
 def show(
     place: Annotated[Path, typer.Argument(help="A ledger's file, or a run folder.")],
     as_json: AsJson = False,
 ) -> None:
     """What each run on these users was charged, and what all of them together come to."""
-    try:
-        facts = _facts(_view(place.expanduser()))
-    except (LedgerError, ReportError) as error:
-        raise fail(str(error)) from None
+    facts = _facts(_view(place.expanduser()))
     typer.echo(json.dumps(facts) if as_json else "\n".join(_lines(facts)))
 
 
@@ -156,8 +147,7 @@ def copy(
     """Back a ledger up, or put its backup back, unless TARGET knows of more than SOURCE."""
     from privsyn_flower.privacy.ledger.usage import copy_ledger
 
-    with failing(LedgerError, OSError):
-        count, last = copy_ledger(source.expanduser(), target.expanduser())
+    count, last = copy_ledger(source.expanduser(), target.expanduser())
     until = f" until {datetime.fromtimestamp(last, UTC):%Y-%m-%d %H:%M} UTC" if last else ""
     typer.echo(f"{target}: {count} charges{until}; what later runs spent is not in it")
 

@@ -35,11 +35,10 @@ def export(
     Without --int8 it has the fingerprint of NAME: a server that embeds by NAME and nodes that
     embed by FOLDER agree. Needs the extras server and export; devices need edge alone.
     """
-    from privsyn_flower.text.export import ExportError, export_embedder
-    from privsyn_flower.text.models.pretrained import ModelUnavailableError
+    from privsyn_flower.text.export import export_embedder
 
     folder = folder.expanduser()
-    with failing(ExportError, FileExistsError, ModelUnavailableError, ValueError):
+    with failing(ValueError):
         _libraries("torch", "sentence_transformers", "onnx", "onnxscript")
         facts = export_embedder(name, folder, int8=int8)
     size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
@@ -63,9 +62,8 @@ def show(
         ngram_dimension,
     )
     from privsyn_flower.text.fingerprints import FACTS, read_facts
-    from privsyn_flower.text.models.pretrained import ModelUnavailableError
 
-    with failing(ModelUnavailableError, ValueError):
+    with failing(ValueError):
         dimension = ngram_dimension(name)
         facts: dict[str, Any] = {
             "fingerprint": embedder_fingerprint(name),
@@ -127,11 +125,10 @@ def import_(
     from privsyn_flower.app.cli.display import Display
     from privsyn_flower.common.files import default_cache
     from privsyn_flower.text.models.packaged import import_model
-    from privsyn_flower.text.models.pretrained import ModelUnavailableError
 
     made = False
 
-    with failing(ModelUnavailableError, interrupted=INTERRUPTED), Display() as display:
+    with failing(interrupted=INTERRUPTED), Display() as display:
 
         def report(stage: str, done: float, total: float, note: str = "") -> None:
             nonlocal made

@@ -19,7 +19,9 @@ import typer
 from typer.core import TyperGroup
 
 from privsyn_flower.common.terminal import escaped
+from privsyn_flower.runs import failure
 
+OURS = "privsyn_flower"
 RESUMED = "interrupted; the same command goes on where it was"
 
 Config = Annotated[
@@ -38,13 +40,16 @@ def fail(text: str, code: int = 2) -> typer.Exit:
 
 
 @contextmanager
-def failing(*kinds: type[Exception], code: int = 2, interrupted: str = "") -> Iterator[None]:
+def failing(
+    *kinds: type[Exception], code: int = 2, interrupted: str = "", one_line: bool = False
+) -> Iterator[None]:
     """A block whose errors of these kinds end the command with `code`, and Ctrl-C with 130, where
-    `interrupted` says what becomes of it."""
+    `interrupted` says what becomes of it. one_line: whoever's words are in the error."""
     try:
         yield
     except kinds as error:
-        raise fail(str(error), code) from None
+        told = failure(error) if isinstance(error, OSError) else str(error)
+        raise fail(" ".join(told.split()) if one_line else told, code) from None
     except KeyboardInterrupt:
         if not interrupted:
             raise
@@ -62,29 +67,36 @@ def described(error: OSError | UnicodeError) -> str:
 
 
 class Commands(TyperGroup):
-    """A group of commands in which files that cannot be read or written are no tracebacks."""
+    """A group of commands in which what a user can mend is no traceback: files that cannot be read
+    or written, libraries that are not installed, and errors of this package's own classes."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; OSError and UnicodeError end it with 2, or 1 where it is a run."""
+        """Run the command; such an error ends it with 2, or 1 where it is a run."""
         _print_everything()
         try:
             return super().invoke(ctx)
         except (OSError, UnicodeError) as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # the reader of the output has gone: not an error to explain
-            raise fail(described(error), 1 if ctx.invoked_subcommand == "run" else 2) from None
+            told = described(error)
         except ModuleNotFoundError as error:
-            if (error.name or "").startswith("privsyn_flower"):
+            if (error.name or "").startswith(OURS):
                 raise  # ours to mend, not the user's
-            root = str(error.name).partition(".")[0]
-            extra = (
-                "strategies"
-                if root in ("scipy", "dp_accounting", "jinja2", "markupsafe")
-                else "simulation"
-            )
-            what = f"{error.name} is not installed: pip install 'privsyn-flower[{extra}]'"
-            what = str(error) if "pip install" in str(error) else what
-            raise fail(what, 1 if ctx.invoked_subcommand == "run" else 2) from None
+            told = _missing(error)
+        except (ValueError, RuntimeError) as error:
+            if not type(error).__module__.startswith(OURS):
+                raise
+            told = str(error)
+        raise fail(told, 1 if ctx.invoked_subcommand == "run" else 2)
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """Which library is missing, and the extra that brings it."""
+    if "pip install" in str(error):
+        return str(error)
+    light = str(error.name).partition(".")[0] in ("scipy", "dp_accounting", "jinja2", "markupsafe")
+    extra = "strategies" if light else "simulation"
+    return f"{error.name} is not installed: pip install 'privsyn-flower[{extra}]'"
 
 
 def _print_everything() -> None:

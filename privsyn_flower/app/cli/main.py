@@ -84,25 +84,15 @@ def run(
     it has its result, but not the benchmark; with 5 when its result is of no use.
     """
     from privsyn_flower.app.cli.ending import exit_status
-    from privsyn_flower.app.cli.run import RunFailed, run_command
-    from privsyn_flower.app.local.simulation import FlowerError
-    from privsyn_flower.app.report.summaries import ReportError
-    from privsyn_flower.config import ConfigError
-    from privsyn_flower.runs import RunLocked, failure
+    from privsyn_flower.app.cli.run import run_command
 
     if canaries and (resume is not None or federation is not None):
         raise fail("--canaries is for a new simulation: they are there from its beginning, or not")
     audited = [f"data.canaries={canaries}", "benchmark=true"] if canaries else []
     if canaries and not any(one.startswith("data.seed=") for one in settings or []):
         audited.append(f"data.seed={secrets.randbelow(2**31)}")  # else each run's draw is the same
-    try:
+    with failing(OSError, code=1, interrupted="interrupted; the Flower run was stopped"):
         folder = run_command(config, [*(settings or []), *audited], resume, federation, ray)
-    except (ConfigError, RunFailed, RunLocked, FlowerError, ReportError) as error:
-        raise fail(str(error), 1) from None
-    except OSError as error:
-        raise fail(failure(error), 1) from None
-    except KeyboardInterrupt:
-        raise fail("interrupted; the Flower run was stopped", 130) from None
     print(folder)
     if code := exit_status(folder):
         raise typer.Exit(code)
@@ -184,16 +174,9 @@ def generate(
     Called again after it was stopped, CTCL's goes on. The last line on stdout is the file.
     """
     from privsyn_flower.app.cli.generate import generate_command
-    from privsyn_flower.runs import failure
 
-    try:
+    with failing(ValueError, RuntimeError, OSError, code=1, interrupted=RESUMED):
         found = generate_command(run, samples, out, seed, settings)
-    except (ValueError, RuntimeError) as error:
-        raise fail(str(error), 1) from None
-    except OSError as error:
-        raise fail(failure(error), 1) from None
-    except KeyboardInterrupt:
-        raise fail(RESUMED, 130) from None
     if found.short:
         typer.secho(f"{found.texts} texts: {found.short}", err=True)
     if found.claim:
@@ -230,24 +213,20 @@ def report(
         return
     from privsyn_flower.app.cli.display import fitted, width
     from privsyn_flower.app.report.guarantee import checklists, fact_sheets
-    from privsyn_flower.app.report.summaries import ReportError, read_named
+    from privsyn_flower.app.report.summaries import read_named
     from privsyn_flower.app.report.tables import report as tables
 
-    with failing(ReportError):
-        summaries = [read_named(folder) for folder in runs]
-        form = checklists if checklist else fact_sheets if fact_sheet else tables
-        shown = form(summaries)
-        typer.echo(shown if markdown or form is not tables else fitted(shown, width()))
+    form = checklists if checklist else fact_sheets if fact_sheet else tables
+    shown = form([read_named(folder) for folder in runs])
+    typer.echo(shown if markdown or form is not tables else fitted(shown, width()))
 
 
 def _page(runs: list[Path], file: Path) -> None:
     """Write the report page and print where it is."""
     from privsyn_flower.app.report.html.library import INSTALL, library
     from privsyn_flower.app.report.page import write_page
-    from privsyn_flower.app.report.summaries import ReportError
 
-    with failing(ReportError):
-        found = write_page(runs, file.expanduser().absolute())
+    found = write_page(runs, file.expanduser().absolute())
     if not library():
         typer.secho(f"the page has tables and no charts: for those, {INSTALL}", err=True)
     print(found)
@@ -264,10 +243,8 @@ def watch(
     nobody looks, or with Ctrl-C, which leaves the run alone.
     """
     from privsyn_flower.app.cli.watch import watch_command
-    from privsyn_flower.app.report.summaries import ReportError
 
-    with failing(ReportError):
-        watch_command(run, port, lambda line: print(line, flush=True))
+    watch_command(run, port, lambda line: print(line, flush=True))
 
 
 app.command()(inspect)

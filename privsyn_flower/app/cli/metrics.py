@@ -44,9 +44,7 @@ def metrics(
     ] = None,
 ) -> None:
     """Public numbers of this device's node, or of a run, for Prometheus: printed, or served."""
-    from privsyn_flower.app.report.summaries import ReportError
-
-    with failing(ValueError, RuntimeError, ReportError):
+    with failing(ValueError, RuntimeError):
         if run is not None:
             if folder or node_config:
                 raise ValueError("--run is of a server, --folder and --node-config of a node")

@@ -15,7 +15,6 @@ from privsyn_flower.app.cli.node_status import (
     Folder,
     NodeConfig,
     node_places,
-    one_line_failure,
     read_node_config,
     status,
 )
@@ -34,10 +33,8 @@ def key(folder: Folder = None, node_config: NodeConfig = None) -> None:
     """Print this node's public key, for a roster; the first call makes the key pair."""
     from privsyn_flower.secagg.identity import identity, public_hex
 
-    try:
+    with failing(ValueError, one_line=True):
         typer.echo(public_hex(identity(node_places(node_config, folder)[0])))
-    except ValueError as error:
-        raise one_line_failure(error) from None
 
 
 @node_app.command()
@@ -61,7 +58,7 @@ def forget(
     from privsyn_flower.data.values import to_name
 
     given, user = user, to_name(user)
-    try:
+    with failing(ValueError, RuntimeError, sqlite3.Error, one_line=True):
         place = _there(node_places(node_config, folder)[0])
         if not user:
             raise ValueError(f"user = {given!r} is no id: name the one in the data file")
@@ -78,8 +75,6 @@ def forget(
         # Withdrawn first: a query answered meanwhile must not embed the text again.
         records.forget(user)
         erased = embeddings.forget(user) or not known
-    except (ValueError, RuntimeError, sqlite3.Error) as error:
-        raise one_line_failure(error) from None
     typer.echo(f"withdrawn: {user!r} takes part in nothing from now on")
     typer.echo("embeddings erased" if erased else "no embeddings were kept")
     if sums:
@@ -109,10 +104,8 @@ def check(file: Annotated[Path, typer.Argument(help="TOML or JSON")]) -> None:
     """Check a roster file and print who may take part."""
     from privsyn_flower.client_apps.node.policy import load_roster
 
-    try:
+    with failing(ValueError, one_line=True):
         entries = load_roster(file).values()
-    except ValueError as error:
-        raise one_line_failure(error) from None
     for entry in entries:
         state = "revoked" if entry.revoked else f"weight {entry.weight}"
         typer.echo(f"{entry.key}  {entry.name}  {state}")
@@ -151,11 +144,10 @@ def start(
     from privsyn_flower.app.local import loopback_guard
     from privsyn_flower.app.local.federation import LocalFederation
     from privsyn_flower.app.local.layout import create
-    from privsyn_flower.app.local.simulation import FlowerError
     from privsyn_flower.client_apps.node.policy import load_policy
 
     folder = folder.expanduser().absolute()
-    with failing(ValueError, FlowerError):
+    with failing(ValueError):
         if data:
             load_policy(policy)  # a mistake in it is better told here than in every node's log
             common = {"embedder": embedder, "device": device}
@@ -177,10 +169,8 @@ def federation_status(
 ) -> None:
     """What is running; exits 1 unless all of it is."""
     from privsyn_flower.app.local.federation import LocalFederation
-    from privsyn_flower.app.local.simulation import FlowerError
 
-    with failing(FlowerError):
-        facts = LocalFederation(folder).status()
+    facts = LocalFederation(folder).status()
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -193,10 +183,8 @@ def federation_status(
 def stop(folder: FederationFolder) -> None:
     """End its processes, by their ids; what the nodes keep stays for the next start."""
     from privsyn_flower.app.local.federation import LocalFederation
-    from privsyn_flower.app.local.simulation import FlowerError
 
-    with failing(FlowerError):
-        LocalFederation(folder).stop()
+    LocalFederation(folder).stop()
 
 
 def _print(facts: dict[str, object]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from privsyn_flower import __version__
-from privsyn_flower.app.cli.errors import AsJson, fail
+from privsyn_flower.app.cli.errors import AsJson, failing
 from privsyn_flower.common.files import node_home, whole_path
 from privsyn_flower.privacy.wording import at_most
 
@@ -38,11 +38,9 @@ def status(
 
     Without a node config or a policy file the limits shown are the defaults, whatever the node has.
     """
-    try:
+    with failing(ValueError, RuntimeError, one_line=True):
         place, named = node_places(node_config, folder, policy)
         facts = node_facts(place, named)
-    except (ValueError, RuntimeError) as error:
-        raise one_line_failure(error) from None
     if as_json:
         if facts["records"] and math.isinf(facts["records"]["max_spent_epsilon"]):
             facts["records"]["max_spent_epsilon"] = None  # JSON has no infinity
@@ -203,8 +201,3 @@ def _failed(rows: list[dict[str, Any]]) -> list[str]:
             f"{row.get('at')!r}"
         )
     return lines
-
-
-def one_line_failure(error: Exception) -> typer.Exit:
-    """On one line, whoever's words are in it."""
-    return fail(" ".join(str(error).split()))

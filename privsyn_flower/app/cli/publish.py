@@ -279,9 +279,8 @@ def inspect(
     from privsyn_flower.app.cli.display import Display
     from privsyn_flower.app.inspect.membership import contradiction
     from privsyn_flower.text import load_embedder
-    from privsyn_flower.text.models.pretrained import ModelUnavailableError
 
-    with failing(ValueError, ModelUnavailableError):
+    with failing(ValueError):
         with Display() as display:
             texts = inspection.read_texts(
                 run,

@@ -74,12 +74,11 @@ def make(
     from privsyn_flower.app.cli.display import Display
     from privsyn_flower.config import cache_folder, load_config, parse_override
     from privsyn_flower.text.embedders import load_embedder
-    from privsyn_flower.text.models.pretrained import ModelUnavailableError
     from privsyn_flower.text.topic_training import make_topics
     from privsyn_flower.text.topics import save_topics
 
     folder = folder.expanduser()
-    with failing(ModelUnavailableError, ValueError):
+    with failing(ValueError):
         _check_free(folder)
         if (config is None) == (texts is None):
             raise ValueError("name the public text: --config FILE or --texts FILE, one of them")
@@ -132,11 +131,10 @@ def import_(
 ) -> None:
     """Take over a BERTopic folder as CTCL's authors publish theirs; its outliers are left out."""
     from privsyn_flower.text.embedders import embedder_fingerprint, known_dimension
-    from privsyn_flower.text.models.pretrained import ModelUnavailableError
     from privsyn_flower.text.topics import import_bertopic, save_topics
 
     folder = folder.expanduser()
-    with failing(ModelUnavailableError, ValueError):
+    with failing(ValueError):
         _check_free(folder)
         model = import_bertopic(source.expanduser(), embedder_fingerprint(embedder))
         if (dimension := known_dimension(embedder) or model.dimension) != model.dimension:
