@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import AsJson, Commands, failing
+from privsyn_flower.app.cli.errors import AsJson, failing, group
 from privsyn_flower.app.report.reading import LedgerView, open_ledger, read_run
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.privacy.accounting import calibration
@@ -68,7 +68,7 @@ def account(
         else:
             value = accounting.epsilon(*plan, left, sampling_rate=sampling_rate)
             how = BY[accounting.tightest({(noise_multiplier, sampling_rate): rounds}, left)[1]]
-    _print({"epsilon": value}, as_json, chosen, delta, how)
+    _print("epsilon", value, as_json, chosen, delta, how)
 
 
 def calibrate(
@@ -83,7 +83,7 @@ def calibrate(
     with failing(ValueError, ArithmeticError):
         chosen = _sampler(sampler, sampling_rate)
         value = calibration.calibrate(epsilon, rounds, _left(delta), sampling_rate=sampling_rate)
-    _print({"noise_multiplier": value}, as_json, chosen, delta)
+    _print("noise_multiplier", value, as_json, chosen, delta)
 
 
 def _left(delta: float) -> float:
@@ -99,16 +99,13 @@ def _sampler(name: SamplerName | None, rate: float) -> SamplerName:
 
 
 def _print(
-    result: dict[str, float], as_json: bool, sampler: SamplerName, delta: float, how: str = ""
+    name: str, value: float, as_json: bool, sampler: SamplerName, delta: float, how: str = ""
 ) -> None:
     """The figure, and the sentences without which it means nothing. how: it was computed."""
     if as_json:
-        # JSON has no infinity.
-        typer.echo(json.dumps({k: v if math.isfinite(v) else None for k, v in result.items()}))
+        typer.echo(json.dumps({name: value if math.isfinite(value) else None}))  # no infinity
     else:
-        for key, value in result.items():
-            shown = at_most(value, 6) if key == "epsilon" else noise_at_least(value)
-            typer.echo(f"{key} = {shown}")
+        typer.echo(f"{name} = {at_most(value, 6) if name == 'epsilon' else noise_at_least(value)}")
         typer.echo(
             f"user-level, zero-out adjacency (a user's vector against zeros), delta = {delta:g}, "
             "for one user's vector clipped to the bound in every round; repetition and tuning on "
@@ -122,11 +119,7 @@ def _print(
         typer.echo(sampling_sentence("fixed"), err=as_json)
 
 
-ledger_app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    help="Look at the ledger of a population's budget; copy it.",
-)
+ledger_app = group("Look at the ledger of a population's budget; copy it.")
 
 
 @ledger_app.command()

@@ -8,11 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import AsJson, Commands, fail, failing
+from privsyn_flower.app.cli.errors import AsJson, fail, failing, group
 
-data_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Look at data before a run; make the papers' data."
-)
+data_app = group("Look at data before a run; make the papers' data.")
 UserColumn = Annotated[str, typer.Option(help="'': every row is a user.")]
 
 

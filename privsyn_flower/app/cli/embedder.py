@@ -10,11 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import AsJson, Commands, failing
+from privsyn_flower.app.cli.errors import AsJson, failing, group
 
-embedder_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Export an embedder for devices, or look at one."
-)
+embedder_app = group("Export an embedder for devices, or look at one.")
 
 Name = Annotated[str, typer.Argument(help="As models.embedder: minilm, a folder, a hub name.")]
 
@@ -95,9 +93,7 @@ def _libraries(*names: str) -> None:
             raise ModuleNotFoundError(f"{name} is not installed: {way}", name=name)
 
 
-models_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Make a model folder of a GGUF file."
-)
+models_app = group("Make a model folder of a GGUF file.")
 
 INTERRUPTED = "interrupted; nothing was kept, and the same command begins anew"
 

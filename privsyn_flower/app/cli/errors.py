@@ -33,6 +33,11 @@ Settings = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
+def group(about: str) -> typer.Typer:
+    """A group of commands, its help where it is called without one."""
+    return typer.Typer(cls=Commands, no_args_is_help=True, help=about)
+
+
 def fail(text: str, code: int = 2) -> typer.Exit:
     """An error as the last line on stderr; what it quotes of others cannot steer the terminal."""
     typer.secho(f"error: {escaped(text)}", fg=typer.colors.RED, err=True)

@@ -21,6 +21,7 @@ from privsyn_flower.app.cli.proximity import proximity
 from privsyn_flower.app.cli.public import public_app
 from privsyn_flower.app.cli.publish import inspect, publish
 from privsyn_flower.app.cli.topics import topics_app
+from privsyn_flower.app.cli.watch import watch
 from privsyn_flower.config.api import configured
 
 STOPPED = "interrupted; its runs were stopped, and resume when it is called again"
@@ -232,21 +233,7 @@ def _page(runs: list[Path], file: Path) -> None:
     print(found)
 
 
-@app.command()
-def watch(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0: a free one.")] = 0,
-) -> None:
-    """The report page of a run while it lasts: prints an address for this machine's browser.
-
-    Whoever has the address may look; nothing can be changed there. Ends when the run is over and
-    nobody looks, or with Ctrl-C, which leaves the run alone.
-    """
-    from privsyn_flower.app.cli.watch import watch_command
-
-    watch_command(run, port, lambda line: print(line, flush=True))
-
-
+app.command()(watch)
 app.command()(inspect)
 app.command()(metrics)
 app.command()(publish)

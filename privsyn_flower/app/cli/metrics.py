@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +17,7 @@ import typer
 
 from privsyn_flower import __version__
 from privsyn_flower.app.cli.errors import failing
-from privsyn_flower.app.cli.node_status import Folder, NodeConfig, free_bytes, node_places
+from privsyn_flower.app.cli.node import Folder, NodeConfig, free_bytes, node_places
 
 KIND = "text/plain; version=0.0.4"
 DISK = "Free space where the folder is."
@@ -48,17 +49,14 @@ def metrics(
         if run is not None:
             if folder or node_config:
                 raise ValueError("--run is of a server, --folder and --node-config of a node")
-            place = run.expanduser()
-            text = render(run_metrics(place))
-            make: Callable[[], str] = lambda: render(run_metrics(place))  # noqa: E731
+            measure = partial(run_metrics, run.expanduser())
         else:
-            own, policy = node_places(node_config, folder)
-            text = render(node_metrics(own, policy))
-            make = lambda: render(node_metrics(own, policy))  # noqa: E731
+            measure = partial(node_metrics, *node_places(node_config, folder))
+        text = render(measure())
         if port is None:
             typer.echo(text, nl=False)
-            return
-        serve(make, port)
+        else:
+            serve(lambda: render(measure()), port)
 
 
 def serve(make: Callable[[], str], port: int) -> None:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import RESUMED, Commands, failing
+from privsyn_flower.app.cli.errors import RESUMED, failing, group
 
 if TYPE_CHECKING:
     from privsyn_flower.common.progress import Progress
     from privsyn_flower.config.public import PublicTextConfig
     from privsyn_flower.text.protocols import Answering
 
-public_app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    help="Public text made to look like the private: filter, write, convert and mix it.",
-)
+public_app = group("Public text made to look like the private: filter, write, convert and mix it.")
 
 Config = Annotated[Path, typer.Argument(help="TOML file, as configs/gboard-public.toml.")]
 Settings = Annotated[
@@ -126,8 +122,7 @@ def _opener(config: PublicTextConfig) -> Callable[[], AbstractContextManager[Ans
             "models.generator is empty: name a model that was taught to follow instructions"
         )
 
-    @contextmanager
-    def opened() -> Iterator[Answering]:
+    def opened() -> AbstractContextManager[Answering]:
         from privsyn_flower.app.public.corpus import corpus_folder
         from privsyn_flower.common.files import default_cache
         from privsyn_flower.text.models.packaged import import_model, packaged
@@ -148,10 +143,7 @@ def _opener(config: PublicTextConfig) -> Callable[[], AbstractContextManager[Ans
             seed=config.seed,
             progress=False,
         )
-        try:
-            yield model
-        finally:
-            model.close()
+        return closing(model)
 
     return opened
 

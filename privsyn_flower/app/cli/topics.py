@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import AsJson, Commands, failing
+from privsyn_flower.app.cli.errors import AsJson, failing, group
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from privsyn_flower.text.protocols import Embedder
     from privsyn_flower.text.topics import TopicModel
 
-topics_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Topics of public text: make, look at, import."
-)
+topics_app = group("Topics of public text: make, look at, import.")
 
 COUNT = 64  # topics, where no configuration of CTCL says how many
 

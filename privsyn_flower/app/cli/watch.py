@@ -7,7 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from privsyn_flower.app.report.reading import read_run
 from privsyn_flower.app.report.serving import PageServer, Unavailable
@@ -23,28 +27,26 @@ Page = Callable[[Sequence[Path]], str]
 Stamp = tuple[tuple[str, int, int], ...]
 
 
-def watch_command(folder: Path, port: int = 0, say: Callable[[str], None] = print) -> None:
-    """Serve the page of a run on loopback until the run is over and nobody looks; or Ctrl-C.
+def watch(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0: a free one.")] = 0,
+) -> None:
+    """The report page of a run while it lasts: prints an address for this machine's browser.
 
-    port: 0 for a free one. say: told the address, then how it ended. Raises ReportError for a
-    folder that is no run's, and a port that is taken.
+    Whoever has the address may look; nothing can be changed there. Ends when the run is over and
+    nobody looks, or with Ctrl-C, which leaves the run alone.
     """
-    watched = folder.expanduser().absolute()
-    read_run(watched)
-    os.nice(NICENESS)
     from privsyn_flower.app.report.page import page
 
-    def live(folders: Sequence[Path]) -> str:
-        return page(folders, live=True)
+    folder = run.expanduser().absolute()
+    read_run(folder)
+    os.nice(NICENESS)
+    serve(folder, partial(page, live=True), port)
 
-    serve(watched, live, port, say)
 
-
-def serve(
-    folder: Path, make: Page, port: int, say: Callable[[str], None], idle: float = IDLE
-) -> None:
-    """As `watch_command`, of whatever `make` makes of the folder. idle: seconds without a look
-    that end it once the run is over."""
+def serve(folder: Path, make: Page, port: int, idle: float = IDLE) -> None:
+    """What `make` makes of the folder, until its run is over and nobody looked for `idle` seconds;
+    or Ctrl-C. Raises ReportError where the port is taken."""
     try:
         server = PageServer(LivePage(folder, make), port)
     except OSError as error:
@@ -53,12 +55,12 @@ def serve(
         ) from None
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        say(server.address)
+        typer.echo(server.address)
         while going_on(folder) or time.monotonic() - server.last_request < idle:
             time.sleep(min(1.0, idle / 4))
-        say("ended: the run is over, and nobody looks")
+        typer.echo("ended: the run is over, and nobody looks")
     except KeyboardInterrupt:
-        say("ended; the run itself was left alone")
+        typer.echo("ended; the run itself was left alone")
     finally:
         server.shutdown()
         server.server_close()

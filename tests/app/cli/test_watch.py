@@ -113,7 +113,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_and_a_folder_of_no_run(tmp_path: Path) -> None:
     taken = PageServer(str)
     with pytest.raises(ReportError, match=f"port = {taken.server_port}: .*in use; choose another"):
-        serve(tmp_path, Made(), taken.server_port, print)
+        serve(tmp_path, Made(), taken.server_port)
     taken.server_close()
     found = CliRunner().invoke(app, ["watch", str(tmp_path)])
     assert found.exit_code == 2 and "holds no run" in found.stderr
@@ -132,7 +132,7 @@ def page(folders):
     run = read_run(folders[0])
     return json.dumps([run.state, run.progress[-1]["done"], len(run.texts(5)), run.problems])
 
-watch.serve(Path(sys.argv[1]), page, 0, lambda line: print(line, flush=True), idle=1.0)
+watch.serve(Path(sys.argv[1]), page, 0, idle=1.0)
 """
 
 
