@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from privsyn_flower.common.terminal import escaped
+from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.runs import failure
 
 OURS = "privsyn_flower"
@@ -42,6 +43,14 @@ def fail(text: str, code: int = 2) -> typer.Exit:
     """An error as the last line on stderr; what it quotes of others cannot steer the terminal."""
     typer.secho(f"error: {escaped(text)}", fg=typer.colors.RED, err=True)
     return typer.Exit(code)
+
+
+def stored_config(folder: Path) -> RunConfig:
+    """A run's own configuration. Raises ConfigError for a folder that has none."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise ConfigError(f"{folder} is no run folder: it has no config.toml")
+    return load_config(path)
 
 
 @contextmanager

@@ -9,12 +9,13 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from privsyn_flower.app.cli.display import Display
+from privsyn_flower.app.cli.errors import stored_config
 from privsyn_flower.common.files import locked
 from privsyn_flower.common.progress import Progress
 from privsyn_flower.config import (
@@ -22,7 +23,6 @@ from privsyn_flower.config import (
     RunConfig,
     absolute_paths,
     cache_folder,
-    load_config,
     parse_override,
 )
 from privsyn_flower.config.section import Scalar
@@ -36,27 +36,17 @@ from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import PublicText, is_deployment, public_text
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.synthesis.topic_texts import load_generation_inputs, write
-from privsyn_flower.text.prompts import LabelledText, TooFewTextsError
+from privsyn_flower.text.prompts import TooFewTextsError
 from privsyn_flower.text.tiny.assets import embedded
 
-STAGE = "generate"
-
-
-@dataclass(frozen=True)
-class Generated:
-    """What was written, and where. short: why it is less than was asked for; "" when it is not.
-    claim: of the run, in short; "" for one that never began."""
-
-    path: Path
-    texts: int
-    short: str
-    claim: str
+STAGE = "generate"  # of the progress, and the purpose of the randomness
 
 
 def generate_command(
-    run: Path, samples: int, out: Path | None, seed: int, settings: list[str] | None = None
-) -> Generated:
-    """Write `samples` texts of what a run released, finished or not, by its settings or others.
+    run: Path, samples: int, out: Path | None, seed: int, settings: list[str] | None
+) -> tuple[Path, list[str]]:
+    """Write `samples` texts of what a run released, finished or not, by its settings or others; the
+    file, and what to tell of it: why it has fewer, and what the run claims.
 
     out: None: RUN/generated-SEED-SAMPLES.jsonl. settings: "key=value" of keys that touch nothing
     that was asked. Post-processing of what the run released: costs no privacy, and opens neither
@@ -64,8 +54,8 @@ def generate_command(
     for a run without anything to write of, and a file that is there.
     """
     folder = run.expanduser().absolute()
-    config = _config(folder)
-    config = with_settings(config, folder, dict(parse_override(text) for text in settings or []))
+    given = dict(parse_override(text) for text in settings or [])
+    config = _with_settings(_config(folder), folder, given)
     target = (out or folder / f"generated-{seed}-{samples}.jsonl").expanduser().absolute()
     lock = target.with_name(f".{target.name}.lock")
     _check_free(target)
@@ -76,7 +66,10 @@ def generate_command(
             count, short = make(config, folder, target, samples, seed, display.report)
         finally:
             lock.unlink()  # whoever waits for it, or makes another, finds the text
-    return Generated(target, count, short, _claim(folder))
+    notes = [f"{count} texts: {short}"] if short else []
+    if claim := _claim(folder):
+        notes.append(f"what holds for the run holds for them: {claim}")
+    return target, notes
 
 
 def _by_topics(
@@ -102,8 +95,16 @@ def _by_topics(
 def _anew(
     config: RunConfig, folder: Path, target: Path, samples: int, seed: int, progress: Progress
 ) -> tuple[int, str]:
-    """By models.generator, of the seeds, or by what POPri made of it."""
-    texts, short = rewrite(config, folder, samples=samples, seed=seed, progress=progress)
+    """By models.generator, of the seeds, or by what POPri made of it. Raises ConfigError for a
+    method that has nothing to write of, and where it needs public text that is here no more."""
+    state_of(RunFolder(folder))  # there is something
+    flat = {"expand.samples": samples, "expand.include-seeds": False, "seed": seed}
+    config, short = RunConfig.from_flat({**config.flat(), **flat}), ""
+    with _recipe(config, progress) as recipe:
+        try:
+            texts = recipe.rewritten(RunFolder(folder), STAGE)
+        except TooFewTextsError as error:
+            texts, short = error.texts, str(error)
     if not texts:
         raise RuntimeError(short)
     write_jsonl(target, (asdict(one) if one.label else {"text": one.text} for one in texts))
@@ -128,10 +129,7 @@ def _claim(folder: Path) -> str:
 
 def _config(folder: Path) -> RunConfig:
     """The run's own configuration. Raises ConfigError for a folder without anything to write of."""
-    path = folder / "config.toml"
-    if not path.is_file():
-        raise ConfigError(f"{folder} is no run folder: it has no config.toml")
-    config = load_config(path)
+    config = stored_config(folder)
     recipe = recipe_of(config)
     if not recipe.keeps_generator and not recipe.rewrites:
         raise ConfigError(
@@ -147,10 +145,7 @@ def _config(folder: Path) -> RunConfig:
     return config
 
 
-PURPOSE = "generate"  # of the randomness
-
-
-def with_settings(config: RunConfig, folder: Path, settings: Mapping[str, Scalar]) -> RunConfig:
+def _with_settings(config: RunConfig, folder: Path, settings: Mapping[str, Scalar]) -> RunConfig:
     """A run's configuration with others for its text. Raises ConfigError for keys by which it was
     asked."""
     held = recipe_of(config).asks_with(config, released=True)
@@ -161,24 +156,6 @@ def with_settings(config: RunConfig, folder: Path, settings: Mapping[str, Scalar
                 "may differ (generation, expand, models.generator and others, docs/runs.md)"
             )
     return absolute_paths(RunConfig.from_flat({**config.flat(), **settings}), folder)
-
-
-def rewrite(
-    config: RunConfig, released: Path, *, samples: int, seed: int, progress: Progress
-) -> tuple[list[LabelledText], str]:
-    """At most `samples` texts, and why there are fewer ("" when there are not).
-
-    Raises ConfigError for a method that has nothing to write of, and where it needs public text
-    that is here no more.
-    """
-    state_of(RunFolder(released))  # there is something
-    flat = {"expand.samples": samples, "expand.include-seeds": False, "seed": seed}
-    config = RunConfig.from_flat({**config.flat(), **flat})
-    with _recipe(config, progress) as recipe:
-        try:
-            return recipe.rewritten(RunFolder(released), PURPOSE), ""
-        except TooFewTextsError as error:
-            return error.texts, str(error)
 
 
 @contextmanager

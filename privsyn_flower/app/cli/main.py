@@ -177,12 +177,10 @@ def generate(
     from privsyn_flower.app.cli.generate import generate_command
 
     with failing(ValueError, RuntimeError, OSError, code=1, interrupted=RESUMED):
-        found = generate_command(run, samples, out, seed, settings)
-    if found.short:
-        typer.secho(f"{found.texts} texts: {found.short}", err=True)
-    if found.claim:
-        typer.secho(f"what holds for the run holds for them: {found.claim}", err=True)
-    print(found.path)
+        path, notes = generate_command(run, samples, out, seed, settings)
+    for note in notes:
+        typer.secho(note, err=True)
+    print(path)
 
 
 @app.command()

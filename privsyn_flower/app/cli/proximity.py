@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import RESUMED, failing
+from privsyn_flower.app.cli.errors import RESUMED, failing, stored_config
 from privsyn_flower.app.public.source import USER, carried, check_chosen, text_lines
-from privsyn_flower.common.files import DataError
+from privsyn_flower.app.report.summaries import read_summary
+from privsyn_flower.common.files import DataError, file_digest, locked, write_atomic
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config.data import DataConfig
+from privsyn_flower.data.reading import column_names, read_rows, text_file
+from privsyn_flower.data.values import check_column
+from privsyn_flower.privacy.sentence import FILE as STATEMENT
+from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_most
+from privsyn_flower.runs import RunFolder, write_json
 
 if TYPE_CHECKING:
     from privsyn_flower.app.public.proximity import Pool, Row, Thresholds
-    from privsyn_flower.config import RunConfig
-    from privsyn_flower.config.data import DataConfig
 
 SCORES, REPORT = "scores", "report.json"  # of OUT
 CARRIED = ("method", "epsilon", "delta", "rho_zcdp", "unit", "adjacency", "threat_model")
@@ -91,12 +97,7 @@ def filter_by(
     refuses, and an `out` that has something else in it; ModelUnavailableError, OSError.
     """
     from privsyn_flower.app.cli.display import Display
-    from privsyn_flower.app.cli.proximity import carried_by, texts_at
     from privsyn_flower.app.public.proximity import Pair, filter_pool
-    from privsyn_flower.app.report.summaries import read_summary
-    from privsyn_flower.common.files import locked, write_atomic
-    from privsyn_flower.privacy.sentence import FILE as STATEMENT
-    from privsyn_flower.runs import write_json
     from privsyn_flower.server_apps.methods.proximity import FILE
 
     folder, out = run.expanduser().absolute(), out.expanduser().absolute()
@@ -106,8 +107,8 @@ def filter_by(
         _start(folder, start), folder / "model", config.evaluation.sequence_length,
         config.models.device,
     )  # fmt: skip
-    thresholds, texts = _thresholds(config, given), texts.expanduser()
-    pool, before = texts_at(texts, column, config.data, public), carried_by(texts)
+    thresholds, texts = _thresholds(config, given), _file(texts.expanduser())
+    pool, before = texts_at(texts, column, config.data, public), carried(texts)
     said = page(summary, before).encode()
     _check_own(out)
     with locked(out / ".lock"), Display() as display:
@@ -129,7 +130,6 @@ def _check_own(out: Path) -> None:
     """Raises ConfigError for a folder with anything in it that no filter has scores of there: a
     run, a corpus or another text would lose its statement or its report to this one."""
     from privsyn_flower.app.public.proximity import ABOUT
-    from privsyn_flower.config import ConfigError
 
     if not out.is_dir() or (out / SCORES / ABOUT).is_file():
         return
@@ -146,8 +146,6 @@ def page(summary: Mapping[str, Any], before: str = "") -> str:
 
     before: what the text to choose from carried already.
     """
-    from privsyn_flower.privacy.wording import CHOSEN_TEXT
-
     text = (
         "# Privacy of this text\n\n"
         f"{CHOSEN_TEXT}\n\nThe statement of the training, a run of method = "
@@ -163,12 +161,7 @@ def page(summary: Mapping[str, Any], before: str = "") -> str:
 
 def _config(folder: Path) -> RunConfig:
     """The run's own configuration. Raises ConfigError for a folder that has no trained model."""
-    from privsyn_flower.config import ConfigError, load_config
-
-    path = folder / "config.toml"
-    if not path.is_file():
-        raise ConfigError(f"{folder} is no run folder: it has no config.toml")
-    config = load_config(path)
+    config = stored_config(folder)
     if not config.trains:
         raise ConfigError(
             f"{folder} is a run of method = {config.method!r}, which trains no model on the nodes: "
@@ -179,8 +172,6 @@ def _config(folder: Path) -> RunConfig:
 
 def _start(folder: Path, given: Path | None) -> Path:
     """The model before the training. Raises ConfigError where it must be named."""
-    from privsyn_flower.config import ConfigError
-    from privsyn_flower.runs import RunFolder
     from privsyn_flower.server_apps.methods.proximity import start_of
 
     if given is not None:
@@ -214,8 +205,6 @@ def _thresholds(config: RunConfig, given: Mapping[str, Any]) -> Thresholds:
 def described(report: Mapping[str, Any]) -> str:
     """The report as lines: what was kept, of which stage, and what that carries."""
 
-    from privsyn_flower.privacy.wording import at_most
-
     def share(name: str, own: Mapping[str, int]) -> str:
         of = max(1, own["bytes_of"])
         return (
@@ -241,19 +230,16 @@ OTHER = "other"  # what is told of a stage that `privsyn public` has not
 
 
 def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
-    """The public texts of a file or a corpus folder, which is read whole once for its digest.
+    """The public texts of a file, which is read whole once for its digest.
 
     data: of the run, whose users' text is refused. public: whether a file is taken that has a
     column of users. Raises DataError for a file without the column or without text, for one that
     seems to be private, and for text that a model chose without a statement beside it; OSError.
     """
     from privsyn_flower.app.public.proximity import Pool
-    from privsyn_flower.common.files import file_digest
-    from privsyn_flower.data.reading import column_names
-    from privsyn_flower.data.values import check_column
 
-    path = _file(path)
-    _check_not_the_users(path, data)
+    if _is(path, data.path):
+        raise DataError(f"--texts {path} is data.path of the run: its users' own text")
     plain = path.suffix.lower() == ".txt"
     names = [column] if plain else column_names(path)
     check_column(path, column, names, "--text-column")
@@ -275,15 +261,8 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
     return Pool(rows, count, f"{file_digest(path)} {column}", by)
 
 
-def carried_by(path: Path) -> str:
-    """The statement beside the text, or in its corpus folder; "" for none."""
-    return carried(_file(path))
-
-
 def _file(path: Path) -> Path:
     """The file that a path names. Raises DataError for a folder without mixed text."""
-    from privsyn_flower.data.reading import text_file
-
     found = text_file(path)
     if found.is_dir():
         raise DataError(
@@ -293,15 +272,8 @@ def _file(path: Path) -> Path:
     return found
 
 
-def _check_not_the_users(path: Path, data: DataConfig) -> None:
-    if _is(path, data.path):
-        raise DataError(f"--texts {path} is data.path of the run: its users' own text")
-
-
 def _is(path: Path, place: str) -> bool:
     """Whether a key of the run names that file."""
-    from privsyn_flower.data.reading import text_file
-
     named = text_file(Path(place).expanduser())
     return bool(place) and named.exists() and named.samefile(path)
 
@@ -325,7 +297,6 @@ def _rows(
     """data: of the run, where whose texts they are is not known to be public; claimed: what they
     carry is said beside them. Rows of a jsonl file have columns of their own."""
     from privsyn_flower.config.public import STAGES
-    from privsyn_flower.data.reading import read_rows
 
     wanted = (column, by) if by else (column,)
     for number, row in read_rows(path, lambda *_: None, wanted):

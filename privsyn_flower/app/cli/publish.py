@@ -5,40 +5,32 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from privsyn_flower.app.cli.errors import AsJson, fail, failing
+from privsyn_flower.app.report.publishing.product import (
+    TEXT,
+    Product,
+    PublishError,
+    is_own_file,
+    read_product,
+)
+from privsyn_flower.app.report.summaries import ReportError
+from privsyn_flower.common.files import file_digest
 from privsyn_flower.common.terminal import escaped
+from privsyn_flower.config import ConfigError
 
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
-
-
-if TYPE_CHECKING:
-    from privsyn_flower.app.report.publishing.product import Product
-
 Replayed = Literal["refuse", "publish", "drop"]  # texts in which `privsyn inspect` found something
 ADVICE = (
     "Leaving texts out by private text is NOT covered by epsilon: rather lower epsilon, or filter "
     "all text by a public rule (every e-mail address, say)"
 )
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to publish, as in `product.read_product`, `card.Facts` and `hub.push`. replayed: as
-    of `inspected`."""
-
-    model: bool
-    licence: str
-    figures: bool
-    anyway: bool
-    name: str
-    public: bool
-    replayed: Replayed = "refuse"
 
 
 def publish(
@@ -78,56 +70,40 @@ def publish(
     found values of one private user. The last line on stdout is
     the folder, or with --push the repository's address.
     """
-    from privsyn_flower.app.report.summaries import ReportError
-    from privsyn_flower.config import ConfigError
+    from privsyn_flower.app.report.publishing.card import Facts
+    from privsyn_flower.app.report.publishing.folder import publish as write
+    from privsyn_flower.app.report.publishing.folder import push as upload
+    from privsyn_flower.server_apps.methods import recipe_of
 
     if with_replayed and drop_replayed:
         raise fail("--with-found publishes what --drop-found leaves out: name one of them")
     replayed: Replayed = "publish" if with_replayed else "drop" if drop_replayed else "refuse"
-    given = Options(model, licence, benchmark_figures, no_privacy_claimed, push, public, replayed)
     with failing(ReportError, ConfigError, code=1):
-        place, notes = publish_run(run, folder, given)
-    for note in notes:
+        _check(licence, push, public)
+        product = inspected(read_product(run, model=model, anyway=no_privacy_claimed), replayed)
+        loaded = recipe_of(product.config).loads(product.config)
+        facts = Facts(loaded, name=push, licence=licence, figures=benchmark_figures)
+        place = str(write(product, folder, facts))
+        if push:
+            place = upload(Path(place), push, product.kind, public=public)
+    for note in _notes(product, licence, benchmark_figures):
         typer.secho(note, err=True)
     print(place)
 
 
-def publish_run(run: Path, folder: Path, given: Options) -> tuple[str, list[str]]:
-    """Write the folder, then push it if a repository is named: where it is, and what to tell.
-
-    Raises PublishError before anything is written, but for what the hub refuses; ReportError,
-    ConfigError, OSError.
-    """
-    from privsyn_flower.app.report.publishing.card import Facts
-    from privsyn_flower.app.report.publishing.folder import publish as write
-    from privsyn_flower.app.report.publishing.folder import push
-    from privsyn_flower.app.report.publishing.product import read_product
-    from privsyn_flower.server_apps.methods import recipe_of
-
-    _check(given)
-    product = inspected(read_product(run, model=given.model, anyway=given.anyway), given.replayed)
-    facts = Facts(
-        loaded=recipe_of(product.config).loads(product.config),
-        name=given.name,
-        licence=given.licence,
-        figures=given.figures,
-    )
-    target = write(product, folder, facts)
-    notes = []
+def _notes(product: Product, licence: str, figures: bool) -> Iterator[str]:
+    """What to tell of what was published."""
     if product.without_seeds:
-        notes.append(f"{len(product.left_out):,} texts and the seeds are left out. {ADVICE}")
+        yield f"{len(product.left_out):,} texts and the seeds are left out. {ADVICE}"
     if product.unclaimed:
-        notes.append(f"no privacy is claimed for it: {product.unclaimed}")
-    if not given.figures and product.summary.get("benchmark"):
-        notes.append(
+        yield f"no privacy is claimed for it: {product.unclaimed}"
+    if not figures and product.summary.get("benchmark"):
+        yield (
             "the benchmark's figures are left out: they were measured on private text, and epsilon "
             "does not cover them"
         )
-    if not given.licence:
-        notes.append("its licence is 'unknown': name one with --license")
-    if given.name:
-        return push(target, given.name, product.kind, public=given.public), notes
-    return str(target), notes
+    if not licence:
+        yield "its licence is 'unknown': name one with --license"
 
 
 def inspected(product: Product, replayed: Replayed) -> Product:
@@ -137,8 +113,6 @@ def inspected(product: Product, replayed: Replayed) -> Product:
     is damaged; with "refuse" for such texts; with "drop" for a model, or without an inspection.
     """
     from privsyn_flower.app.inspect import FILE
-    from privsyn_flower.app.report.publishing.product import TEXT, PublishError, is_own_file
-    from privsyn_flower.common.files import file_digest
     from privsyn_flower.text.fingerprints import folder_fingerprint
 
     if product.config.data.canaries and replayed != "publish":
@@ -201,7 +175,6 @@ class Findings(NamedTuple):
 def _findings(path: Path) -> Findings:
     """Raises PublishError for a damaged file."""
     from privsyn_flower.app.inspect.membership import contradiction
-    from privsyn_flower.app.report.publishing.product import PublishError
 
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
@@ -227,20 +200,18 @@ def _findings(path: Path) -> Findings:
         ) from None
 
 
-def _check(given: Options) -> None:
+def _check(licence: str, name: str, public: bool) -> None:
     """Raises PublishError for options that do not fit, before anything is read."""
     from privsyn_flower.app.report.publishing.folder import check_name
-    from privsyn_flower.app.report.publishing.product import PublishError
 
-    if given.licence and not LICENCE.fullmatch(given.licence):
+    if licence and not LICENCE.fullmatch(licence):
         raise PublishError(
-            f"--license {given.licence!r} is no name of the hub's: they are like cc-by-4.0 or "
-            "apache-2.0"
+            f"--license {licence!r} is no name of the hub's: they are like cc-by-4.0 or apache-2.0"
         )
-    if given.public and not given.name:
+    if public and not name:
         raise PublishError("--public says who may see what is pushed: name it with --push")
-    if given.name:
-        check_name(given.name)
+    if name:
+        check_name(name)
 
 
 def inspect(
