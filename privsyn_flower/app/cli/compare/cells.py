@@ -191,15 +191,11 @@ def models_used(config: RunConfig) -> dict[str, str]:
         if (model := packaged(key, name)) is not None:
             found[key] = model.identity
         elif (place := embedded(key, name)) in shipped:
-            found[key] = _short(shipped[place]["sha256"])
+            weights = json.dumps(shipped[place]["sha256"], sort_keys=True)
+            found[key] = hashlib.sha256(weights.encode()).hexdigest()[:16]
         elif Path(name).expanduser().is_dir():
             found[key] = folder_fingerprint(Path(name).expanduser())[:16]
     return found
-
-
-def _short(value: object) -> str:
-    """16 hexadecimal digits of a JSON value's sha256."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def look(cell: Cell) -> Outcome:

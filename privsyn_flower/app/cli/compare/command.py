@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -42,20 +42,12 @@ from privsyn_flower.config.grid import GridConfig, load_grid
 PATIENCE = 120.0  # seconds that a run has to end its Flower before it is killed
 LOOK = 0.2  # seconds until an interrupt is seen
 
-Tell = Callable[[str], None]
-
-
-def privsyn() -> list[str]:
-    """The command of this installation."""
-    return [str(Path(sys.executable).parent / "privsyn")]
-
 
 def run_cells(
     cells: Sequence[Cell],
     logs: Path,
     *,
     jobs: int = 1,
-    tell: Tell = print,
     program: Sequence[str] = (),
 ) -> list[Outcome]:
     """Run every cell, `jobs` at once; what came of each, in their order. A failure stops no other.
@@ -65,6 +57,7 @@ def run_cells(
     """
     private_folder(logs)
     stop = threading.Event()
+    called = program or [str(Path(sys.executable).parent / "privsyn")]  # of this installation
 
     def one(numbered: tuple[int, Cell]) -> Outcome:
         number, cell = numbered
@@ -73,7 +66,7 @@ def run_cells(
         tell(f"[{number}/{len(cells)}] {cell.says}: running")
         began = time.monotonic()
         try:
-            found = run_cell(cell, logs, stop, program or privsyn(), jobs)
+            found = run_cell(cell, logs, stop, called, jobs)
         except (OSError, ValueError) as error:
             found = Outcome(cell, None, str(error))
         spent = f"{time.monotonic() - began:.0f} s"
@@ -220,7 +213,7 @@ def _run(outcomes: list[Outcome], folder: Path, jobs: int, program: Sequence[str
     if not due:
         return outcomes
     with stoppable():
-        found = run_cells(due, folder / "logs", jobs=jobs, tell=tell, program=program)
+        found = run_cells(due, folder / "logs", jobs=jobs, program=program)
     made = {id(one.cell): one for one in found}
     return [made.get(id(one.cell), one) for one in outcomes]
 

@@ -7,12 +7,14 @@ a mean and [smallest, largest]; each seed's difference has its own interval over
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from privsyn_flower.app.cli.compare.estimates import Line
 from privsyn_flower.app.cli.compare.tables import in_cell, point_label
 from privsyn_flower.app.report.summaries import Summary
+from privsyn_flower.app.report.tables import interval
 from privsyn_flower.config.grid import GridMethod
 
 CLOSE = {
@@ -43,7 +45,7 @@ def introduction(by_point: Runs, made_by: str) -> str:
     benchmark = first["benchmark"]
     seeds = ", ".join(
         f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
-        + (f" at {_spoken(point)}" if point else "")
+        + (f" at {point.replace('eps ', 'epsilon ')}" if point else "")
         for point, runs in by_point.items()
     )
     counted = "held_out_tokens" if "held_out_tokens" in benchmark else "held_out_texts"
@@ -66,19 +68,15 @@ def training_texts(method: GridMethod, by_point: Runs) -> list[str]:
         for one in _each(runs)
         for key in one["accuracy"]
     }
-    head, rule = "| fine-tuned on |", "|---|"
-    for point in by_point:
-        for measure in measures:
-            head += f" {measure}{f', {in_cell(point)}' if point else ''} |"
-            rule += "---:|"
-    lines = [head, rule]
+    heads = [f"{m}{f', {in_cell(point)}' if point else ''}" for point in by_point for m in measures]
+    lines = [_row("fine-tuned on", heads), "|---|" + "---:|" * len(heads)]
     for key, name in names.items():
         cells = [
             spread(_each(runs, m, key), 4 if m == "accuracy" else 3)
             for runs in by_point.values()
             for m in measures
         ]
-        lines.append(f"| {in_cell(name)} |" + "".join(f" {cell} |" for cell in cells))
+        lines.append(_row(name, cells))
     return lines
 
 
@@ -91,33 +89,27 @@ def difference_table(method: GridMethod, by_point: Runs, result: str, measure: s
     }
     if not keys or not given:
         return []
-    head = f"| {measure} difference, each seed with its 95 % interval over held-out users |"
-    lines = [head + _heads(by_point), "|---|" + "---|" * len(by_point)]
+    head = f"{measure} difference, each seed with its 95 % interval over held-out users"
+    lines = [_row(head, map(in_cell, by_point)), "|---|" + "---|" * len(by_point)]
     for other, name in given.items():
-        line = f"| {in_cell(name)} |"
-        for runs in by_point.values():
-            cells = [
-                f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
-                for value, low, high in _each(runs, found, f"{result}-{other}")
-            ]
-            line += f" {'<br>'.join(cells) or NONE} |"
-        lines.append(line)
+        seeds = [
+            [interval(*one, sign=True) for one in _each(runs, found, f"{result}-{other}")]
+            for runs in by_point.values()
+        ]
+        lines.append(_row(name, ["<br>".join(cells) or NONE for cells in seeds]))
     return lines
 
 
 def text_table(method: GridMethod, by_point: Runs) -> list[str]:
     """What the answers found, and Frechet distances to held-out text at equal numbers of texts."""
-    lines = ["| |" + _heads(by_point), "|---|" + "---:|" * len(by_point)]
+    heads = "".join(f" {in_cell(point)} |" for point in by_point)
+    lines = [f"| |{heads}", "|---|" + "---:|" * len(by_point)]
 
-    def row(name: str, digits: int, *keys: str) -> None:
-        """A figure, if any run has it; of one with a value for each round, the mean."""
-        found = [
-            [statistics.mean(v) if isinstance(v, list) else v for v in _each(runs, *keys)]
-            for runs in by_point.values()
-        ]
+    def row(name: str, digits: int, *keys: str, of: Callable[[Any], float] = _mean) -> None:
+        """A figure, if any run has it. of: what is told of the value under these keys."""
+        found = [[of(value) for value in _each(runs, *keys)] for runs in by_point.values()]
         if any(found):
-            cells = "".join(f" {spread(values, digits)} |" for values in found)
-            lines.append(f"| {in_cell(name)} |{cells}")
+            lines.append(_row(name, [spread(values, digits) for values in found]))
 
     row("true votes of the survivors / of as many random candidates (mean over rounds)",
         2, "true_votes", "mean_ratio")  # fmt: skip
@@ -148,11 +140,8 @@ def text_table(method: GridMethod, by_point: Runs) -> list[str]:
         if figure != "frechet"  # told already, of the controls as well
     )
     for name, figure in close:
-        values = [
-            [one[0] for one in _each(r, "closeness", name, figure)] for r in by_point.values()
-        ]
-        cells = "".join(f" {spread(own, 4)} |" for own in values)
-        lines.append(f"| {in_cell(CLOSE[figure])}: {in_cell(name.replace('_', ' '))} |{cells}")
+        title = f"{CLOSE[figure]}: {name.replace('_', ' ')}"
+        row(title, 4, "closeness", name, figure, of=itemgetter(0))
     return lines if len(lines) > 2 else []
 
 
@@ -164,8 +153,13 @@ def _each(runs: Iterable[Mapping[str, Any]], *keys: str) -> list[Any]:
     return found
 
 
-def _heads(by_point: Runs) -> str:
-    return "".join(f" {in_cell(point)} |" for point in by_point)
+def _mean(value: Any) -> float:
+    """The mean of a value for each round."""
+    return float(statistics.mean(value) if isinstance(value, list) else value)
+
+
+def _row(name: str, cells: Iterable[str]) -> str:
+    return f"| {in_cell(name)} |" + "".join(f" {cell} |" for cell in cells)
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -176,7 +170,3 @@ def spread(values: Sequence[float], digits: int) -> str:
     if len(values) == 1:
         return mean
     return f"{mean} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
-
-
-def _spoken(point: str) -> str:
-    return point.replace("eps ", "epsilon ")

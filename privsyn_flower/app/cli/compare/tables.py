@@ -8,6 +8,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from privsyn_flower.app.cli.compare.cells import Outcome
@@ -40,6 +41,10 @@ READING = (
 AVERAGED = (
     "`users~`: held-out users' own figures were not at hand; the bounds are means of the seeds' "
     "bounds, no narrower than the interval of the mean."
+)
+PAIRED = (
+    "Paired: the same seed and the same held-out users. `users` is missing where their own figures "
+    "were not at hand."
 )
 CLOSENESS = ("frechet", "mauve", "precision", "recall")
 CLOSE = (
@@ -114,7 +119,7 @@ def measured(
     parts += _closeness(lines)
     if differences:
         against = escaped(differences[0].against.title)
-        parts += [f"## minus {against}", _paired(), "\n".join(_gains(differences))]
+        parts += [f"## minus {against}", PAIRED, "\n".join(_gains(differences))]
         parts += ["\n".join(f"- {escaped(line)}" for line in crossings(grid, differences))]
     return parts
 
@@ -196,23 +201,16 @@ def _between(bounds: Bounds, digits: int, sign: str = "") -> str:
     return f"[{bounds[0]:{sign}.{digits}f}, {bounds[1]:{sign}.{digits}f}]"
 
 
-def _paired() -> str:
-    return (
-        "Paired: the same seed and the same held-out users. `users` is missing where their own "
-        "figures were not at hand."
-    )
-
-
 def _gains(differences: Sequence[Difference]) -> list[str]:
     measures = [m for m in MEASURES if any(one.measure == m for one in differences)]
     rows: dict[str, dict[str, str]] = {}
     for one in differences:
         title = escaped(", ".join([one.method.title, *map(" ".join, one.point.items())]))
         title += "" if one.alike else " (another trust: no rival)"
-        own, digits = one.estimate, 4
-        parts = [f"{own.value:+.{digits}f}"]
-        parts += [f"users {_between(own.users, digits, '+')}"] if own.users else []
-        parts += [f"seeds {_between(own.seeds, digits, '+')}"] if own.seeds else ["one seed"]
+        own = one.estimate
+        parts = [f"{own.value:+.4f}"]
+        parts += [f"users {_between(own.users, 4, '+')}"] if own.users else []
+        parts += [f"seeds {_between(own.seeds, 4, '+')}"] if own.seeds else ["one seed"]
         rows.setdefault(title, {})[one.measure] = "<br>".join(parts)
     body = [[title, *(own.get(m, "-") for m in measures)] for title, own in rows.items()]
     return _table(["", *(m.replace("_", "-") for m in measures)], body)
@@ -237,15 +235,11 @@ def _costs(lines: Sequence[Line]) -> list[str]:
 def _lowest(lines: Sequence[Line]) -> str:
     """The settings with the lowest loss, of one method's grid."""
     found = [line for line in lines if not line.reference and line.values("loss")]
-    best = min(found, key=_loss)
+    loss, best = min(
+        ((statistics.mean(line.values("loss")), line) for line in found), key=itemgetter(0)
+    )
     settings = escaped(", ".join(map(" ".join, best.point.items())))
-    loss = _loss(best)
     return f"Lowest loss: {settings} ({loss:.4f}). Choosing it is paid for by none of the runs."
-
-
-def _loss(line: Line) -> float:
-    """The mean over seeds."""
-    return statistics.mean(line.values("loss"))
 
 
 def _fine_tuning(lines: Sequence[Line]) -> str:
