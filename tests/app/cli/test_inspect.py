@@ -10,19 +10,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
-from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.cli.publish import ADVICE
 from privsyn_flower.app.report.publishing.card import NOTHING_CLAIMED, TAG
 from tests.app.inspect.rigs import make_run, people, sentence, write_users
 from tests.app.report.publishing.runs import make_run as make_finished
+from tests.rigs.command_line import privsyn
 
 MAIL = "zoltan@quibble.example"
-
-
-def privsyn(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from privsyn_flower.app.cli import metrics as command
-from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.cli.metrics import KIND, Metric, node_metrics, render, run_metrics
 from privsyn_flower.app.report.serving import PageServer
 from privsyn_flower.client_apps.node.lifetime import cost
@@ -21,6 +19,7 @@ from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.privacy.ledger import Ledger, usage
 from privsyn_flower.protocol.question import Ticket
 from privsyn_flower.runs import write_json
+from tests.rigs.command_line import privsyn
 
 SAMPLE = re.compile(r'^[a-z_]+(\{([a-z_]+="[^"\n]*",?)+\})? (\+Inf|[\d.e+-]+)$')
 
@@ -58,13 +57,13 @@ def test_answers_that_were_not_counted_have_no_bound(tmp_path: Path) -> None:
     answer(tmp_path, 1, ["ann"])
     (tmp_path / "counts.json").unlink()
     assert values(node_metrics(tmp_path, None))["privsyn_node_epsilon_bound"] == float("inf")
-    result = CliRunner().invoke(app, ["metrics", "--folder", str(tmp_path)])
+    result = privsyn("metrics", "--folder", tmp_path)
     assert 'privsyn_node_epsilon_bound{delta="1e-06"} +Inf\n' in result.stdout
 
 
 def test_every_line_is_of_the_format(tmp_path: Path) -> None:
     answer(tmp_path, 1, ["ann"])
-    result = CliRunner().invoke(app, ["metrics", "--folder", str(tmp_path)])
+    result = privsyn("metrics", "--folder", tmp_path)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert all(SAMPLE.match(line) for line in lines if not line.startswith("# "))
@@ -99,9 +98,9 @@ def test_a_runs_numbers_are_its_own_on_a_shared_ledger(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_runs_and_two_places_are_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["metrics", "--run", str(tmp_path)])
+    result = privsyn("metrics", "--run", tmp_path)
     assert (result.exit_code, "holds no run" in result.stderr) == (2, True)
-    result = CliRunner().invoke(app, ["metrics", "--run", "a", "--folder", "b"])
+    result = privsyn("metrics", "--run", "a", "--folder", "b")
     assert (result.exit_code, "--run is of a server" in result.stderr) == (2, True)
 
 

@@ -6,14 +6,12 @@ import json
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from privsyn_flower.app.cli.node import node_app
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.failures import Failures
 from privsyn_flower.client_apps.node.lifetime import Spent, cost, spent_epsilon
@@ -25,12 +23,10 @@ from privsyn_flower.data import EmbeddingCache
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Ticket
 from privsyn_flower.protocol.wire import WireError
+from tests.rigs import command_line
 
+privsyn = partial(command_line.privsyn, "node")
 SECRET = "the user's own words"
-
-
-def privsyn(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(node_app, [str(argument) for argument in arguments])
 
 
 def test_status_changes_nothing(tmp_path: Path) -> None:

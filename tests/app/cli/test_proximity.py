@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.cli.proximity import described, texts_at
 from privsyn_flower.app.public import source
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.wording import CHOSEN_TEXT
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods.proximity import remember_start
+from tests.rigs import command_line
 from tests.text.conftest import SENTENCES
 
 torch = pytest.importorskip("torch")
 from privsyn_flower.text.models import lstm  # noqa: E402 - it imports torch
 
+privsyn = partial(command_line.privsyn, "public", "proximity")
 SUMMARY: dict[str, Any] = {
     "method": "dp-ftrl",
     "epsilon": 6.55,
@@ -63,10 +63,6 @@ def corpus(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "mix.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return folder
-
-
-def privsyn(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["public", "proximity", *map(str, arguments)])
 
 
 def test_the_text_its_report_and_what_it_carries(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from privsyn_flower.app.cli.main import app
 from privsyn_flower.data.reading import text_file
 from tests.app.public.conftest import Canned, canned, quick
+from tests.rigs import command_line
 
 __all__ = ["canned", "quick"]  # fixtures
 
+privsyn = partial(command_line.privsyn, "public")
 RULES = [
     ["Black Hat SEO", "0"],
     ["Would people bring up", "1"],
@@ -30,10 +30,6 @@ FAULTS = [
     {"kind": "half", "part": "dogs 4"},
     {"kind": "cut", "part": "dogs 6"},
 ]
-
-
-def privsyn(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["public", *map(str, arguments)])
 
 
 @pytest.fixture

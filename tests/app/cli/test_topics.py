@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
-from privsyn_flower.app.cli.main import app
 from privsyn_flower.common.arrays import F32
 from privsyn_flower.common.progress import silent
 from privsyn_flower.config import load_config
@@ -22,14 +20,13 @@ from privsyn_flower.server_apps.topics import topics_of
 from privsyn_flower.text import topic_training
 from privsyn_flower.text.embedders import NgramEmbedder, embedder_fingerprint
 from privsyn_flower.text.topics import load_topics
+from tests.rigs import command_line
+
+privsyn = partial(command_line.privsyn, "topics")
 
 TEXTS = [
     f"{a} {b} water stone {c}" for a in ("river", "cloud") for b in ("deep", "high") for c in "xyz"
 ]
-
-
-def privsyn(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["topics", *map(str, arguments)])
 
 
 def jsonl(path: Path, column: str = "text") -> Path:
