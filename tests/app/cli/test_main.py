@@ -1,4 +1,4 @@
-"""The command line: accounting figures, errors, and no torch where none is needed."""
+"""`privsyn data check`, and no torch where none is needed."""
 
 from __future__ import annotations
 
@@ -6,82 +6,15 @@ import json
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from privsyn_flower.app.cli.main import app
 from privsyn_flower.config import RunConfig, flatten
+from tests.rigs.command_line import privsyn
 
-runner = CliRunner()
-
-
-def test_account() -> None:
-    args = ["account", "--noise-multiplier", "19.3", "--rounds", "20", "--delta", "3e-6"]
-    assert json.loads(runner.invoke(app, [*args, "--json"]).stdout)["epsilon"] == pytest.approx(
-        0.9195, abs=1e-4
-    )
-    rdp = runner.invoke(app, [*args, "--json", "--renyi"])
-    assert json.loads(rdp.stdout)["epsilon"] == pytest.approx(0.9973, abs=1e-3)
-    text = runner.invoke(app, args).stdout
-    assert "user-level" in text
-    assert "zero-out" in text
-
-
-def test_sampling_says_against_whom_it_holds() -> None:
-    args = ["account", "--noise-multiplier", "3.4", "--rounds", "50", "--delta", "3e-6"]
-    result = runner.invoke(app, [*args, "--sampling-rate", "0.1"])
-    assert "epsilon = 0.903" in result.stdout
-    assert "hidden from the adversary" in result.output
-    assert "hidden from the adversary" not in runner.invoke(app, args).output
-    as_json = runner.invoke(app, [*args, "--sampling-rate", "0.1", "--json"])
-    assert json.loads(as_json.stdout)["epsilon"] == pytest.approx(0.9034, abs=1e-3)
-
-
-def test_calibrate_is_the_inverse() -> None:
-    args = ["calibrate", "--epsilon", "7.58", "--rounds", "11", "--delta", "3e-6", "--json"]
-    value = json.loads(runner.invoke(app, args).stdout)["noise_multiplier"]
-    assert value == pytest.approx(2.181, abs=1e-3)
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 1.29, 2.0, 4.0, 7.58])
-def test_the_noise_that_calibrate_prints_keeps_epsilon(epsilon: float) -> None:
-    """In the digits on the terminal: 10.4862 for 1.29 would cost 1.2900051."""
-    rest = ["--rounds", "11", "--delta", "3e-6"]
-    shown = runner.invoke(app, ["calibrate", "--epsilon", str(epsilon), *rest]).stdout
-    noise = shown.splitlines()[0].partition(" = ")[2]
-    args = ["account", "--noise-multiplier", noise, *rest]
-    cost = json.loads(runner.invoke(app, [*args, "--json"]).stdout)["epsilon"]
-    assert 0.9999 * epsilon < cost <= epsilon
-    printed = runner.invoke(app, args).stdout.splitlines()[0].partition(" = ")[2]
-    assert float(printed) >= cost
-
-
-def test_an_epsilon_of_any_size_is_printed() -> None:
-    args = ["account", "--rounds", "3", "--delta", "1e-6", "--noise-multiplier"]
-    result = runner.invoke(app, [*args, "1e-11"])
-    shown = float(result.stdout.splitlines()[0].partition(" = ")[2])
-    assert shown >= json.loads(runner.invoke(app, [*args, "1e-11", "--json"]).stdout)["epsilon"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["account", "--noise-multiplier", "-1", "--rounds", "2", "--delta", "1e-5"], "noise"),
-        (["account", "--noise-multiplier", "1", "--rounds", "-1", "--delta", "1e-5"], "rounds"),
-        (["calibrate", "--epsilon", "1", "--rounds", "2", "--delta", "2"], "delta"),
-    ],
-)
-def test_bad_values_are_named(arguments: list[str], word: str) -> None:
-    result = runner.invoke(app, arguments)
-    assert result.exit_code == 2
-    assert word in result.output
-
-
-def check(*arguments: object) -> Any:
-    return runner.invoke(app, ["data", "check", *map(str, arguments)])
+check = partial(privsyn, "data", "check")
 
 
 def test_data_check(tmp_path: Path) -> None:
@@ -137,8 +70,7 @@ def test_data_check_counts_by_kind_and_ends_with_a_start(tmp_path: Path) -> None
     path = tmp_path / "users.csv"
     rows = [f"u{i % 7},{'' if i % 3 else f'the text {i}'},{i % 2}\n" for i in range(3000)]
     path.write_text("user_id,text,kind\n" + "".join(rows))
-    options = ["data", "check", str(path), "--label-column", "kind"]
-    result = runner.invoke(app, options)
+    result = check(path, "--label-column", "kind")
     assert result.exit_code == 0
     lines = result.output.splitlines()
     assert lines[0].startswith(f"{path}:3: 2,000 x the text is empty (lines 3, 4, 6, 7, 9, ...);")
@@ -157,7 +89,7 @@ def test_data_check_counts_by_kind_and_ends_with_a_start(tmp_path: Path) -> None
     config = RunConfig.from_flat(flatten(starter))
     assert (config.data.users, config.data.path) == (7, str(path))
     assert config.data.label_column == "kind" and config.delta < 1 / 7
-    found = json.loads(runner.invoke(app, [*options, "--json"]).output)
+    found = json.loads(check(path, "--label-column", "kind", "--json").output)
     assert found["findings"] == found["kinds"][0]["count"] == 2000
     assert found["words"] == {"least": 3, "median": 3, "most": 3}
 
@@ -165,12 +97,12 @@ def test_data_check_counts_by_kind_and_ends_with_a_start(tmp_path: Path) -> None
 def test_data_check_of_a_file_without_users_is_short(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("id,text\n" + "".join(f"{i},text {i}\n" for i in range(5000)))
-    result = runner.invoke(app, ["data", "check", str(path)])
+    result = check(path)
     assert result.exit_code == 1
     assert len(result.output.splitlines()) < 8
     assert "'user_id' (data.user-column)" in result.output and "'id', 'text'" in result.output
     assert "with --user-column '' every row is a user" in result.output  # as printed
-    result = runner.invoke(app, ["data", "check", str(path), "--user-column", ""])
+    result = check(path, "--user-column", "")
     assert result.exit_code == 0
     assert "users: 5,000" in result.output and 'user-column = ""' in result.output
 
