@@ -22,6 +22,7 @@ from privsyn_flower.app.report.summaries import NO_QUERIES, NONE, trust_of
 from privsyn_flower.app.report.tables import ALIKE_BENCHMARK
 from privsyn_flower.common.arrays import F64
 from privsyn_flower.common.randomness import seeded
+from privsyn_flower.config import ConfigError
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.evaluation.intervals import Interval, load_user_sums, over_seeds, over_users
 from privsyn_flower.privacy.wording import at_most
@@ -338,15 +339,15 @@ def place(grid: GridConfig, path: Path) -> Path | None:
 
 
 def load_pairs(file: Path | None) -> StoredPairs:
-    """Difference -> its runs' figures and its interval. Raises ValueError for a damaged file."""
+    """Difference -> its runs' figures and its interval. Raises ConfigError for a damaged file."""
     if file is None or not file.exists():
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}): remove it") from None
+        raise ConfigError(f"{file} is damaged ({error}): remove it") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{file} is damaged (no object): remove it")
+        raise ConfigError(f"{file} is damaged (no object): remove it")
     return found
 
 

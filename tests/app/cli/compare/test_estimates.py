@@ -35,6 +35,7 @@ from privsyn_flower.app.cli.compare.estimates import (
 from privsyn_flower.app.cli.compare.figures import draw, plain
 from privsyn_flower.app.cli.compare.tables import differences_csv, markdown, runs_csv, table_csv
 from privsyn_flower.app.report.summaries import DISTRIBUTED, NONE, TRUSTED
+from privsyn_flower.config import ConfigError
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.evaluation.intervals import save_user_sums
 
@@ -388,7 +389,7 @@ def test_a_grid_that_keeps_nothing_has_no_file_and_a_damaged_one_is_named(tmp_pa
     kept.parent.mkdir()
     for damaged in ("{", "[]"):
         kept.write_text(damaged)
-        with pytest.raises(ValueError, match=r"users\.pairs\.json is damaged"):
+        with pytest.raises(ConfigError, match=r"users\.pairs\.json is damaged"):
             load_pairs(kept)
 
 
