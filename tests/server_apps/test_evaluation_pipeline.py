@@ -16,7 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from privsyn_flower.app.audit import audit
 from privsyn_flower.app.cli.ending import ending
-from privsyn_flower.app.cli.plan import as_json, described
+from privsyn_flower.app.cli.errors import json_text
+from privsyn_flower.app.cli.plan import described
 from privsyn_flower.app.preflight.plan import plan_of
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import ConfigError, RunConfig, absolute_paths, cache_folder
@@ -168,7 +169,7 @@ def planned(config: RunConfig, tmp_path: Path) -> Any:
 
 def test_its_plan(configured: Any, tmp_path: Path, causal_folder: Path) -> None:
     plan = planned(configured(), tmp_path)
-    told, text = json.loads(as_json(plan)), described(plan)
+    told, text = json.loads(json_text(plan.as_dict())), described(plan)
     assert told["privacy"]["releases"] == 2 and told["ready"]
     assert told["device"]["coordinates"] == 1 + 2 * 3
     assert "an accuracy's 95 % interval is then about +-" in text

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from privsyn_flower.app.cli.errors import AsJson, failing, group
+from privsyn_flower.app.cli.errors import AsJson, failing, group, json_text
 from privsyn_flower.app.report.reading import LedgerView, open_ledger, read_run
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.privacy.accounting import calibration
@@ -103,7 +103,7 @@ def _print(
 ) -> None:
     """The figure, and the sentences without which it means nothing. how: it was computed."""
     if as_json:
-        typer.echo(json.dumps({name: value if math.isfinite(value) else None}))  # no infinity
+        typer.echo(json_text({name: value}))
     else:
         typer.echo(f"{name} = {at_most(value, 6) if name == 'epsilon' else noise_at_least(value)}")
         typer.echo(

@@ -9,6 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from privsyn_flower.app.cli.errors import AsJson, fail, failing, group
+from privsyn_flower.common.files import DataError
+from privsyn_flower.data.values import Columns
+from privsyn_flower.runs import read_jsonl
 
 data_app = group("Look at data before a run; make the papers' data.")
 UserColumn = Annotated[str, typer.Option(help="'': every row is a user.")]
@@ -30,8 +33,7 @@ def check(
 
     Counts are private: they are for the file's owner. Ends with a configuration to start from.
     """
-    from privsyn_flower.data import DataError, survey
-    from privsyn_flower.data.values import Columns
+    from privsyn_flower.data import survey
     from privsyn_flower.text.embedders import longer_than_read
 
     columns = Columns(user_column, text_column, label_column, date_column)
@@ -71,7 +73,6 @@ def statistics(
     covers them. They are printed, and kept nowhere.
     """
     from privsyn_flower.data.surveys import statistics as measured
-    from privsyn_flower.data.values import Columns
     from privsyn_flower.text.models.batches import encode
     from privsyn_flower.text.models.pretrained import load_tokenizer
 
@@ -113,9 +114,7 @@ def clusters(
 ) -> None:
     """Draw where the texts of a PUBLIC data set lie, by t-SNE of their embeddings."""
     from privsyn_flower.data.text_files import grouped_by_label
-    from privsyn_flower.data.values import Columns
     from privsyn_flower.evaluation.drawing import chosen, draw_clusters
-    from privsyn_flower.runs import read_jsonl
     from privsyn_flower.text.embedders import load_embedder
 
     if not (public or place.startswith("hub:")):

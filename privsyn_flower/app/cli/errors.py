@@ -8,6 +8,8 @@ from __future__ import annotations
 import codecs
 import errno
 import io
+import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +39,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def group(about: str) -> typer.Typer:
     """A group of commands, its help where it is called without one."""
     return typer.Typer(cls=Commands, no_args_is_help=True, help=about)
+
+
+def json_text(value: Any) -> str:
+    """One line of JSON, which has no infinity: null there."""
+
+    def finite(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: finite(one) for key, one in part.items()}
+        if isinstance(part, list | tuple):
+            return [finite(one) for one in part]
+        return None if isinstance(part, float) and not math.isfinite(part) else part
+
+    return json.dumps(finite(value))
 
 
 def fail(text: str, code: int = 2) -> typer.Exit:

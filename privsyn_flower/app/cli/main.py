@@ -22,6 +22,8 @@ from privsyn_flower.app.cli.public import public_app
 from privsyn_flower.app.cli.publish import inspect, publish
 from privsyn_flower.app.cli.topics import topics_app
 from privsyn_flower.app.cli.watch import watch
+from privsyn_flower.app.report.summaries import ReportError, read_named
+from privsyn_flower.config import ConfigError, load_config, parse_override, split_list
 from privsyn_flower.config.api import configured
 
 STOPPED = "interrupted; its runs were stopped, and resume when it is called again"
@@ -146,7 +148,6 @@ def audit(
     from privsyn_flower.app.audit import audit as measure
     from privsyn_flower.app.audit import described, kinds
     from privsyn_flower.app.cli.run import default_config
-    from privsyn_flower.config import load_config, parse_override
 
     with failing(ValueError):
         overrides = dict(parse_override(text) for text in settings or [])
@@ -212,7 +213,6 @@ def report(
         return
     from privsyn_flower.app.cli.display import fitted, width
     from privsyn_flower.app.report.guarantee import checklists, fact_sheets
-    from privsyn_flower.app.report.summaries import read_named
     from privsyn_flower.app.report.tables import report as tables
 
     form = checklists if checklist else fact_sheets if fact_sheet else tables
@@ -263,21 +263,9 @@ def compare(
     The last line on stdout is the folder with table.md, CSV and pictures. Ends with 1 when a run
     failed or cannot be run; the others go on.
     """
-    from privsyn_flower.app.cli.compare.command import (
-        compare_command,
-        failures,
-        left_out,
-        listed,
-    )
-    from privsyn_flower.app.report.summaries import ReportError
-    from privsyn_flower.config import ConfigError, parse_override, split_list
+    from privsyn_flower.app.cli.compare.command import compare_command, failures, left_out, listed
 
-    with failing(
-        ConfigError,
-        ReportError,
-        code=1,
-        interrupted=STOPPED,
-    ):
+    with failing(ConfigError, ReportError, code=1, interrupted=STOPPED):
         given = dict(parse_override(text) for text in settings or [])
         if dry_run:
             lines, fine = listed(grid, out, config or [], given, split_list(only))

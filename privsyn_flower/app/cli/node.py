@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from privsyn_flower import __version__
-from privsyn_flower.app.cli.errors import AsJson, failing, group
+from privsyn_flower.app.cli.errors import AsJson, failing, group, json_text
 from privsyn_flower.common.files import node_home, whole_path
 from privsyn_flower.privacy.wording import at_most
 
@@ -50,9 +50,7 @@ def status(
         place, named = node_places(node_config, folder, policy)
         facts = node_facts(place, named)
     if as_json:
-        if facts["records"] and math.isinf(facts["records"]["max_spent_epsilon"]):
-            facts["records"]["max_spent_epsilon"] = None  # JSON has no infinity
-        typer.echo(json.dumps(facts))
+        typer.echo(json_text(facts))
         return
     typer.echo(f"folder = {facts['folder']}\nkey = {facts['key'] or 'none yet: privsyn node key'}")
     typer.echo(f"policy: {_source(facts['policy_file'], node_config)}")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from privsyn_flower.app.cli.display import fitted, width
 from privsyn_flower.app.cli.ending import tell
+from privsyn_flower.app.cli.errors import json_text
 from privsyn_flower.app.preflight.data import default_generator
 from privsyn_flower.app.preflight.exchange import exchange_of, weak_vote
 from privsyn_flower.app.preflight.numbers import SURE, signal_of
@@ -42,18 +41,18 @@ def printed(path: Path | None, settings: list[str], vary: str, in_json: bool) ->
     settings = [*settings, *(f"{key}={value}" for key, value in chosen.items())]
     if vary:
         rows = plan_rows(path, settings, vary)
-        return as_json(rows) if in_json else fitted(as_table(rows), width())
-    found = plan_command(path, settings)
-    return as_json(found) if in_json else described(found)
+        return json_text(rows) if in_json else fitted(as_table(rows), width())
+    config, folder = _loaded(path, settings)
+    with contextlib.redirect_stderr(io.StringIO()):  # bars of the model libraries
+        found = plan_of(config, folder, machine_for(config))
+    return json_text(found.as_dict()) if in_json else described(found)
 
 
-def plan_command(path: Path | None, settings: list[str]) -> Plan:
-    """The plan of a configuration on this machine. Raises ValueError for one that is wrong."""
+def _loaded(path: Path | None, settings: list[str]) -> tuple[RunConfig, Path]:
+    """A configuration, and the folder that its run would have."""
     loaded = load_config(path, dict(parse_override(text) for text in settings))
     folder = Path(loaded.run_folder or Path("runs") / "plan").expanduser().absolute()
-    config = absolute_paths(loaded, folder)
-    with contextlib.redirect_stderr(io.StringIO()):  # bars of the model libraries
-        return plan_of(config, folder, machine_for(config))
+    return absolute_paths(loaded, folder), folder
 
 
 def plan_rows(path: Path | None, settings: list[str], vary: str) -> list[dict[str, Any]]:
@@ -65,9 +64,7 @@ def plan_rows(path: Path | None, settings: list[str], vary: str) -> list[dict[st
     rows = list[dict[str, Any]]()
     machine = None
     for value in values.split(","):
-        changed = [*settings, f"{key}={value.strip()}"]
-        config = load_config(path, dict(parse_override(text) for text in changed))
-        config = absolute_paths(config, Path(config.run_folder or Path("runs") / "plan").absolute())
+        config, _ = _loaded(path, [*settings, f"{key}={value.strip()}"])
         if baseline(config):
             raise ValueError(f"--vary {vary!r}: method = {config.method!r} asks nobody")
         machine = machine or this_machine(cache_folder(config), config.models.device)
@@ -119,19 +116,6 @@ def machine_for(config: RunConfig) -> Machine:
     )
     found = this_machine(cache_folder(config), config.models.device, needs_torch=needs_torch)
     return timed(config, work, found, seconds=TIMING_SECONDS)
-
-
-def as_json(plan: Plan | list[dict[str, Any]]) -> str:
-    """A plan, or rows of `plan_rows`; JSON has no infinity."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: finite(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [finite(one) for one in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(finite(plan if isinstance(plan, list) else plan.as_dict()))
 
 
 def described(plan: Plan) -> str:

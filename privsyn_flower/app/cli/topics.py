@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privsyn_flower.app.cli.errors import AsJson, failing, group
+from privsyn_flower.app.public.source import text_lines
+from privsyn_flower.config import RunConfig, cache_folder, load_config, parse_override
+from privsyn_flower.data.reading import column_names, read_rows
+from privsyn_flower.data.values import check_column
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 
 if TYPE_CHECKING:
     from privsyn_flower.common.arrays import F32
     from privsyn_flower.common.progress import Progress
-    from privsyn_flower.config import RunConfig
     from privsyn_flower.text.protocols import Embedder
     from privsyn_flower.text.topics import TopicModel
 
@@ -70,7 +73,6 @@ def make(
     on.
     """
     from privsyn_flower.app.cli.display import Display
-    from privsyn_flower.config import cache_folder, load_config, parse_override
     from privsyn_flower.text.embedders import load_embedder
     from privsyn_flower.text.topic_training import make_topics
     from privsyn_flower.text.topics import save_topics
@@ -190,10 +192,6 @@ class CachedEmbedder:
 
 def texts_of(path: Path, column: str) -> Iterator[str]:
     """The texts of a public file, one at a time. Raises ValueError without the column, OSError."""
-    from privsyn_flower.app.public.source import text_lines
-    from privsyn_flower.data.reading import column_names, read_rows
-    from privsyn_flower.data.values import check_column
-
     if path.suffix.lower() == ".txt":
         path.stat()  # that it is missing is said before a model is loaded
         return text_lines(path)

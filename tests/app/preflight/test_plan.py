@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli import plan as plans
+from privsyn_flower.app.cli.errors import json_text
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.app.preflight.data import long_texts
@@ -46,7 +47,7 @@ def planned(config: RunConfig, folder: Path, machine: Machine = BOX) -> Plan:
 def it_has_a_plan(name: str, config: RunConfig, tmp_path: Path) -> None:
     """Of a paper's configuration, for `tests/config/test_shipped.py`."""
     plan = planned(config, tmp_path / "run")
-    told, text = json.loads(plans.as_json(plan)), plans.described(plan)
+    told, text = json.loads(json_text(plan.as_dict())), plans.described(plan)
     if name.startswith("evaluation-gboard"):  # of models that nobody has
         assert told["privacy"]["releases"] == 2 and told["privacy"]["epsilon"] <= config.epsilon
         assert "the model is not here, and no table has its size" in text
