@@ -198,10 +198,12 @@ def test_its_audit(configured: Any) -> None:
 def test_models_that_do_not_fit_are_told_before_a_node_is_asked(
     configured: Any, loopback: Any, tmp_path: Path, changed: Path, models: str, named: str
 ) -> None:
-    from privsyn_flower.text.models.lstm import make_lstm
+    from privsyn_flower.text.models.lstm import WordTraining, make_lstm
 
     if "{other}" in models:
-        make_lstm(tmp_path / "lstm", sentences(9, 1), steps=1, words=20, hidden=4, embedding=4)
+        make_lstm(
+            tmp_path / "lstm", sentences(9, 1), WordTraining(1), words=20, hidden=4, embedding=4
+        )
     if "{words}" in models:
         shutil.copytree(changed, tmp_path / "words")
         tokens = json.loads((tmp_path / "words" / "tokenizer.json").read_text())

@@ -184,7 +184,12 @@ def test_what_the_filter_left(tmp_path: Path) -> None:
 
 def test_rows_differ_in_their_text_alone(tmp_path: Path) -> None:
     start = lstm.make_lstm(
-        tmp_path / "start", SENTENCES, words=60, hidden=12, embedding=6, steps=9, batch_words=64
+        tmp_path / "start",
+        SENTENCES,
+        lstm.WordTraining(9, batch_words=64),
+        words=60,
+        hidden=12,
+        embedding=6,
     )
     assert is_lstm(start)
     config = RunConfig.from_flat(

@@ -434,10 +434,10 @@ def test_the_keyboards_lstm_goes_the_whole_way(
 ) -> None:
     """All of its parameters, trained by DP-FTRL and measured: a folder like any other model's. Then
     it filters the public pool, and new LSTMs tell what that is worth."""
-    from privsyn_flower.text.models.lstm import make_lstm
+    from privsyn_flower.text.models.lstm import WordTraining, make_lstm
 
     words = sentences(30, seed=3)
-    made = make_lstm(tmp_path / "lstm", words, steps=2, words=60, hidden=12, embedding=6)
+    made = make_lstm(tmp_path / "lstm", words, WordTraining(2), words=60, hidden=12, embedding=6)
     whole = {"training.parameters": "full", "training.layers": "", "training.evaluate": True}
     named = {"models.downstream": str(made), "training.public-steps": 0, "benchmark": True}
     kept = {"proximity.filter": True, "proximity.least-score": -50.0, "proximity.gain": False}

@@ -68,10 +68,10 @@ def test_the_generator_is_taught_again(
 def test_the_lstms_of_the_filter_are_trained_again(
     small: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from privsyn_flower.text.models.lstm import make_lstm
+    from privsyn_flower.text.models.lstm import WordTraining, make_lstm
 
     words = sentences(30, seed=3)
-    lstm = make_lstm(tmp_path / "lstm", words, steps=2, words=60, hidden=12, embedding=6)
+    lstm = make_lstm(tmp_path / "lstm", words, WordTraining(2), words=60, hidden=12, embedding=6)
     values: dict[str, Any] = {
         **DP_FEDAVG,
         "training.parameters": "full",

@@ -44,8 +44,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    lstm.make_lstm(folder / "start", SENTENCES, steps=3, **TINY)
-    lstm.make_lstm(folder / "run" / "model", SENTENCES, steps=60, **TINY)
+    lstm.make_lstm(folder / "start", SENTENCES, lstm.WordTraining(3), **TINY)
+    lstm.make_lstm(folder / "run" / "model", SENTENCES, lstm.WordTraining(60), **TINY)
     torch.set_num_threads(before)
     run = folder / "run"
     (run / "config.toml").write_text(
@@ -96,7 +96,7 @@ def test_the_text_its_report_and_what_it_carries(
     # Of another run, whose claim is not made of text that this one chose.
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
-    lstm.make_lstm(copy / "model", SENTENCES, steps=5, **TINY)
+    lstm.make_lstm(copy / "model", SENTENCES, lstm.WordTraining(5), **TINY)
     (copy / "summary.json").write_text(json.dumps({**SUMMARY, "privacy": "Another."}))
     other = privsyn(copy, "--texts", corpus, "--out", out)
     assert other.exit_code == 2 and "scores that differ in: after" in other.stderr

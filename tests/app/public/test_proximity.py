@@ -37,12 +37,16 @@ LENGTH = 10
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lstm.make_lstm(tmp_path_factory.mktemp("before"), SENTENCES, lstm.WordTraining(5), **TINY)
+    return lstm.make_lstm(
+        tmp_path_factory.mktemp("before"), SENTENCES, lstm.WordTraining(5), **TINY
+    )
 
 
 @pytest.fixture(scope="module")
 def after(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lstm.make_lstm(tmp_path_factory.mktemp("after"), SENTENCES, lstm.WordTraining(60), **TINY)
+    return lstm.make_lstm(
+        tmp_path_factory.mktemp("after"), SENTENCES, lstm.WordTraining(60), **TINY
+    )
 
 
 def scores_of(texts: Any, before: Path, after: Path, **options: Any) -> TextScores:

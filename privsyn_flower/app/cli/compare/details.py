@@ -13,8 +13,7 @@ from typing import Any
 
 from privsyn_flower.app.cli.compare.estimates import Line
 from privsyn_flower.app.cli.compare.tables import in_cell, point_label
-from privsyn_flower.app.report.summaries import Summary
-from privsyn_flower.app.report.tables import interval
+from privsyn_flower.app.report.summaries import Summary, interval
 from privsyn_flower.config.grid import GridMethod
 
 CLOSE = {
@@ -93,7 +92,7 @@ def difference_table(method: GridMethod, by_point: Runs, result: str, measure: s
     lines = [_row(head, map(in_cell, by_point)), "|---|" + "---|" * len(by_point)]
     for other, name in given.items():
         seeds = [
-            [interval(*one, sign=True) for one in _each(runs, found, f"{result}-{other}")]
+            [interval(one, sign=True) for one in _each(runs, found, f"{result}-{other}")]
             for runs in by_point.values()
         ]
         lines.append(_row(name, ["<br>".join(cells) or NONE for cells in seeds]))
