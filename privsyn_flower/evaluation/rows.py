@@ -108,7 +108,7 @@ class Work:
         self.root = root
 
     def once(self, name: str, about: Sequence[Any], compute: Compute) -> Any:
-        """`make(folder for checkpoints)`, or what it returned before for the same `about`.
+        """`compute(folder for checkpoints)`, or what it returned before for the same `about`.
 
         The value and `about` are what JSON can hold; all that the value depends on belongs into
         `about`.

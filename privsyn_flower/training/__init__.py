@@ -1,6 +1,6 @@
 """Local training on a node: what is trained, how, and by which model.
 
-Importing this package, `layout` and `options` loads numpy only.
+Importing this package or `layout` loads numpy only.
 """
 
 from privsyn_flower.training.layout import Layout, LocalTraining, trained_layout

@@ -319,9 +319,9 @@ def seconds(value: object) -> str:
 
 
 def interval(values: object, *, sign: bool = False) -> str:
-    """[value, low, high] as a figure with the ends of its interval."""
+    """[value, low, high] as a figure with the ends of its interval; a dash where one is missing."""
     if not is_triple(values):
-        return number(values)
+        return number(None if isinstance(values, list) else values)
     form = "+.4f" if sign else ".4f"
     value, low, high = (format(one, form) for one in values)
     return f"{value} [{low}, {high}]"

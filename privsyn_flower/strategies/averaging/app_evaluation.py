@@ -37,7 +37,9 @@ from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.text.models.parameters import pack_parameters
 
-# The log that Flower shows in every app.
+logger = logging.getLogger("flwr")  # shown in every app
+
+RESERVED = "num-examples"  # what users may be weighted by; no metric of its own
 FIRST = "evaluation-0000"  # evaluate_fn's figures of the initial arrays
 EVALUATION = "evaluation."  # what the metrics of an evaluation on the nodes begin with
 
@@ -102,12 +104,6 @@ def _figures(rows: list[dict[str, Any]], prefix: str) -> dict[int, MetricRecord]
             figures = {key: math.nan if value is None else value for key, value in own.items()}
             found[int(row["round"])] = MetricRecord(figures)
     return found
-
-
-# The log that Flower shows in every app.
-logger = logging.getLogger("flwr")
-
-RESERVED = "num-examples"  # what users may be weighted by; no metric of its own
 
 
 @dataclass(frozen=True)
