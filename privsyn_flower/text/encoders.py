@@ -27,7 +27,6 @@ from privsyn_flower.text.fingerprints import (
     folder_fingerprint,
     read_facts,
 )
-from privsyn_flower.text.models.batches import longest_first
 from privsyn_flower.text.models.devices import cpu_workers, one_worker
 
 WEIGHTS = "model.safetensors"
@@ -160,6 +159,8 @@ class SentenceEmbedder:
 
     def embed(self, texts: Sequence[str]) -> F32:
         """n texts -> (n, d) unit rows; batches of similar length, results in the given order."""
+        from privsyn_flower.text.models.batches import longest_first  # not for every vote
+
         check_texts(texts)
         rows = np.empty((len(texts), self.dimension), dtype=np.float32)
         with one_worker(), bar(self.progress, "embedding", len(texts)) as advance:

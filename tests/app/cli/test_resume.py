@@ -66,8 +66,10 @@ class OnlyRounds(Run):
     """A run without data and models: the same votes in every round."""
 
     def run(self) -> None:
-        with self.charged():
+        with self.session.begun() as ledger:
             done = self.session.rounds(Counting(self.config.rounds)).run()
+            self.ledger_epsilon = ledger.spent_epsilon()
+            self.ledger_total = ledger.header.total_epsilon
         write_json(self.folder.path / "summary.json", self.summary(done, samples=0))
 
 
