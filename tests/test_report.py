@@ -60,10 +60,11 @@ def test_the_table_of_chats_is_that_of_the_summaries() -> None:
         low, high = found["accuracy_interval"][name]
         assert f"{found['accuracy'][name]:.4f} [{low:.4f},\N{NO-BREAK SPACE}{high:.4f}]" in table
         seen, methods = seen + 1, methods | {path.name.partition("-epsilon")[0]}
-    page = text_of(DOCS / "results.md")
-    assert f"Measured: {seen} of the" in page
+    assert seen
+    page, kept = text_of(DOCS / "results.md"), len(list((RESULTS / "chats").glob("*-seed?.json")))
+    assert f"Measured: {kept} of the" in page
     runs = re.search(r"Measured: \d+ of the (\d+) runs of \[compare-chats\]", page)
-    assert runs and f"Of the grid's {runs[1]} runs {seen} are kept" in SOURCE
+    assert runs and f"Of the grid's {runs[1]} runs {kept} are kept" in SOURCE
     private = json.loads(text_of(RESULTS / ONE))["benchmark"]["accuracy"]["private"]
     own = {f"{one:.4f}" for one in numbers(table) if one < 1}
     assert f"{private:.4f}" in own and len(table.splitlines()) == 2 + len(methods) + 2
