@@ -323,7 +323,7 @@ def test_a_shared_ledger_tells_of_all_its_runs(tmp_path: Path) -> None:
     charged(run, 4, population="clinics")
     found = read(page([folder]))
     assert "the population's, shared by runs" in found.text and "clinics" not in found.text
-    assert "spent by all 1 runs on it" in found.text
+    assert "spent by the one run on it" in found.text
 
 
 def test_what_others_could_misread_is_said_first(tmp_path: Path) -> None:

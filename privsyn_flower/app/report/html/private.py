@@ -112,7 +112,8 @@ def _over_runs(run: RunFolder, found: Mapping[str, Any]) -> list[tuple[str, obje
         runs = len({charge.run.partition("-")[0] for charge in ledger.charges})
         every = _spent(ledger, list(ledger.charges))
         if ledger.whole and every is not None:
-            rows.append((f"spent by all {runs} runs on it", f"epsilon {every}{of}"))
+            who = f"all {runs} runs" if runs != 1 else "the one run"
+            rows.append((f"spent by {who} on it", f"epsilon {every}{of}"))
         elif not ledger.whole:
             rows.append(("spent by all runs on it", "the ledger itself could not be read here"))
     return rows
