@@ -116,7 +116,7 @@ federation.prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     config = users_file(tmp_path / "users.jsonl", 20)
     command = [sys.executable, "-c", KILLED, config.model_dump_json(), str(tmp_path)]
-    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run(command, check=False, timeout=300).returncode == -signal.SIGKILL
     (left,) = (path for path in (tmp_path / "data").iterdir() if path.is_dir())
     assert (left / "private.arrow").exists()  # private text: it must not stay
     made = prepare(config, tmp_path)

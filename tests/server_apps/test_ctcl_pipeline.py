@@ -334,23 +334,27 @@ def by_topic(path: Path) -> Counter[int]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first of these tests leaves its run to the others."""
-    return tmp_path_factory.mktemp("finished") / "run"
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("finished")
+
+
+@pytest.fixture
+def finished(configured: Any, loopback: Any, place: Path, shared: Path) -> Path:
+    """A run of all of these tests, whose private text is gone."""
+    private, folder = place / "private.jsonl", place / "run"
+    if not folder.exists():
+        private.write_bytes((shared / "private.jsonl").read_bytes())
+        config = configured(**{"data.path": str(private), "cache": str(place / "cache")})
+        run(config, loopback, folder)
+        private.unlink()
+    return folder
 
 
 def generated(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["generate", *map(str, arguments)])
 
 
-def test_more_text_needs_nothing_but_the_run_folder(
-    configured: Any, loopback: Any, finished: Path, shared: Path, tmp_path: Path
-) -> None:
-    private = tmp_path / "private.jsonl"
-    private.write_bytes((shared / "private.jsonl").read_bytes())
-    config = configured(**{"data.path": str(private), "cache": str(tmp_path / "cache")})
-    run(config, loopback, finished)
-    private.unlink()
+def test_more_text_needs_nothing_but_the_run_folder(finished: Path, tmp_path: Path) -> None:
     ledger = (finished / "ledger.jsonl").read_bytes()
 
     result = generated(finished, "--samples", 30)

@@ -37,7 +37,7 @@ class Canned:
 
     def generator(self, **options: Any) -> OpenAIGenerator:
         """A client in chat; its retries are those of the configuration's default."""
-        kept = {"chat": True, "stop": (), "timeout": 5.0, "api_key_env": "", "progress": False}
+        kept = {"chat": True, "stop": (), "timeout": 60.0, "api_key_env": "", "progress": False}
         return OpenAIGenerator(self.url, "canned", **kept | options)
 
     def stats(self) -> dict[str, Any]:

@@ -413,8 +413,9 @@ def test_a_server_that_goes_away_ends_a_stage_that_goes_on_later(
     assert state["open"] == []
     counts = state["counts"]
     # A request alone that failed, while the server still answered others, is left out and counted.
-    assert counts["kept"] == len(texts) == len(set(texts)) == 20 - counts.get("failed", 0)
-    assert counts["kept"] + counts["rejected"] + counts.get("failed", 0) == 30
+    kept, failed = counts["kept"], counts.get("failed", 0)  # of dogs and of backlinks
+    assert 20 - failed <= kept == len(texts) == len(set(texts)) <= 20
+    assert kept + counts["rejected"] + failed == 30
 
 
 KILLED = """
