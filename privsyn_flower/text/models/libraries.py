@@ -24,7 +24,7 @@ def seal(checkpoint: Path, note: bytes = b"") -> None:
     note: what COMPLETE holds.
     """
     for path in checkpoint.iterdir():
-        sync_folder(path)  # a file's bytes, as a folder's names
+        sync_folder(path)  # fsync is the same for a file
     write_atomic(checkpoint / COMPLETE, note)
     sync_folder(checkpoint.parent)
     for other in checkpoint.parent.iterdir():
