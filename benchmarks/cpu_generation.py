@@ -29,7 +29,7 @@ import torch
 import privsyn_flower
 from privsyn_flower.common.files import default_cache
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models.packaged import import_model
+from privsyn_flower.text.models.gguf import import_model
 from privsyn_flower.text.prompts import expand_prompt
 
 POOL = Path(privsyn_flower.__file__).parent / "assets" / "chats" / "public.jsonl.gz"

@@ -14,7 +14,7 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.text import AdaptableGenerator, Embedder, Variation, load_embedder
 from privsyn_flower.text.embedders import KnownRows
-from privsyn_flower.text.models.packaged import import_model, packaged
+from privsyn_flower.text.models.gguf import import_model, packaged
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
     count_parameters,

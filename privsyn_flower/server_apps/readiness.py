@@ -24,7 +24,7 @@ from privsyn_flower.strategies.engine.session import in_cluster
 from privsyn_flower.text.embedders import MINILM_INT8
 from privsyn_flower.text.fingerprints import FACTS
 from privsyn_flower.text.models.devices import resolve_device, training_device
-from privsyn_flower.text.models.packaged import INSTALL, SMOLLM2, import_faults
+from privsyn_flower.text.models.gguf import INSTALL, SMOLLM2, import_faults
 from privsyn_flower.text.tiny.assets import RECIPES, embedded
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.methods import recipe_of, synthesis
 from privsyn_flower.server_apps.readiness import _classes_of_no_package, faults, notes
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models.packaged import INSTALL
+from privsyn_flower.text.models.gguf import INSTALL
 from privsyn_flower.text.tiny import models as tiny_models
 from tests.rigs.http_generator import Body, Fake, choices
 from tests.server_apps.in_process import (

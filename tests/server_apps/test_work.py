@@ -19,7 +19,7 @@ from privsyn_flower.strategies.pe.strategy import PrivateEvolution
 from privsyn_flower.strategies.pretext.strategy import PrEText
 from privsyn_flower.text.embedders import KnownRows
 from privsyn_flower.text.models import lstm
-from privsyn_flower.text.models.packaged import SMOLLM2, imported_folder
+from privsyn_flower.text.models.gguf import SMOLLM2, imported_folder
 from privsyn_flower.text.tiny.assets import recipe, tuning_recipe
 
 

@@ -318,7 +318,7 @@ def test_a_chat_is_learned_as_it_is_generated(tmp_path: Path) -> None:
     """Prompts within a user's turn as the generator has them; a response ends the model's turn."""
     pytest.importorskip("gguf")
     from privsyn_flower.text.generators import chat_turn
-    from privsyn_flower.text.models.packaged import import_model
+    from privsyn_flower.text.models.gguf import import_model
     from tests.rigs.gguf_files import write_gguf
 
     write_gguf(tmp_path / "own.gguf")

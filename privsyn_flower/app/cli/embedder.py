@@ -120,7 +120,7 @@ def import_(
     """
     from privsyn_flower.app.cli.display import Display
     from privsyn_flower.common.files import default_cache
-    from privsyn_flower.text.models.packaged import import_model
+    from privsyn_flower.text.models.gguf import import_model
 
     made = False
 

@@ -125,7 +125,7 @@ def _opener(config: PublicTextConfig) -> Callable[[], AbstractContextManager[Ans
     def opened() -> AbstractContextManager[Answering]:
         from privsyn_flower.app.public.corpus import corpus_folder
         from privsyn_flower.common.files import default_cache
-        from privsyn_flower.text.models.packaged import import_model, packaged
+        from privsyn_flower.text.models.gguf import import_model, packaged
         from privsyn_flower.text.opening import open_generator
         from privsyn_flower.text.protocols import Sampling
 

@@ -20,7 +20,7 @@ from privsyn_flower.server_apps.readiness import faults, notes
 
 from .data import docstring_packages, language, messages, private_file, public_file, split_files
 from .findings import Finding, Findings, NotReady
-from .machine import federation_nodes, models, places, trackers
+from .machine import federation_nodes, models, places, simulated_groups, trackers
 from .numbers import budget, candidates, check_privacy, everybody, integers, keys
 
 __all__ = ["Finding", "NotReady", "check_ready"]
@@ -47,7 +47,9 @@ def check_ready(
         checks.append(partial(budget, folder=folder, resumed=resumed))
     if asks and not resumed:
         checks += [check_privacy, integers]
-    if federation is not None:
+    if federation is None:
+        checks.append(simulated_groups)
+    else:
         checks.append(partial(federation_nodes, federation=federation))
     return list(dict.fromkeys(finding for check in checks for finding in _run(check, config)))
 

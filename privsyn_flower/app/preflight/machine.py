@@ -17,6 +17,12 @@ from privsyn_flower.server_apps.readiness import TOO_LITTLE, missing, used_model
 from privsyn_flower.strategies.baselines.config import DPPromptConfig
 from privsyn_flower.strategies.engine.run_ledger import shared_ledger
 from privsyn_flower.strategies.engine.session import noise_key_folder
+from privsyn_flower.strategies.resource_adaptive.config import (
+    STRONG,
+    WEAK,
+    ResourceAdaptiveConfig,
+    dealt_users,
+)
 from privsyn_flower.text.embedders import (
     KEY,
     MINILM_HUB,
@@ -26,7 +32,7 @@ from privsyn_flower.text.embedders import (
 )
 from privsyn_flower.text.fingerprints import FACTS
 from privsyn_flower.text.generators import HuggingFaceGenerator, no_chat_template
-from privsyn_flower.text.models.packaged import packaged
+from privsyn_flower.text.models.gguf import packaged
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
     encodes,
@@ -218,6 +224,18 @@ def _room(place: Path, key: str) -> Findings:
             f"{free // 2**20} MiB are free on the disk of {place} ({key}): make room, or choose "
             "another",
             fatal=free < TOO_LITTLE,
+        )
+
+
+def simulated_groups(config: RunConfig) -> Findings:
+    """A simulation deals users to nodes evenly, so that a group has as many as follow from that."""
+    if not config.owns(ResourceAdaptiveConfig) or is_deployment(config):
+        return
+    (_, strong), (declared, _) = (config.own.groups(config)[name] for name in (STRONG, WEAK))
+    if declared != (dealt := dealt_users(config, strong)):
+        yield Finding(
+            f"resource-adaptive.weak-users = {declared}: the weak nodes of this simulation get "
+            f"{dealt} of data.users = {config.data.users}: leave it at 0, or change weak-share"
         )
 
 

@@ -36,7 +36,7 @@ from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan, stat
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.readiness import used_models
 from privsyn_flower.strategies.popri.config import PopriConfig
-from privsyn_flower.text.models.packaged import packaged
+from privsyn_flower.text.models.gguf import packaged
 from privsyn_flower.text.preference.launched import launch_command, launch_environment
 from privsyn_flower.text.serving.vllm_server import default_python, max_lora_rank, server_command
 

@@ -17,7 +17,7 @@ from privsyn_flower.text.embedders import (
     ngram_dimension,
     shipped,
 )
-from privsyn_flower.text.models.packaged import imported, package_file, packaged
+from privsyn_flower.text.models.gguf import imported, package_file, packaged
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
     count_parameters,

@@ -92,8 +92,8 @@ class Shard:
     def downstream(self) -> Path:
         """The folder of the language model that the server starts from."""
         from privsyn_flower.evaluation.public import public_start
+        from privsyn_flower.text.models.gguf import imported, packaged
         from privsyn_flower.text.models.lm_metrics import base_folder
-        from privsyn_flower.text.models.packaged import imported, packaged
         from privsyn_flower.text.tiny.assets import embedded
         from privsyn_flower.text.tiny.models import ensure_model, taught_folder
 

@@ -12,7 +12,7 @@ from typing import Literal
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, cache_folder, split_list
 from privsyn_flower.evaluation.tuning import Plateau
-from privsyn_flower.text.models.packaged import PackagedModel, imported, packaged
+from privsyn_flower.text.models.gguf import PackagedModel, imported, packaged
 from privsyn_flower.text.tiny.assets import (
     RECIPES,
     AssetError,

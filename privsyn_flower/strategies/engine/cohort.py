@@ -227,10 +227,11 @@ class Cohort:
             cohort = {node: facts for node, facts in self._mine().items() if node in here}
             weight = sum(facts.weight for facts in cohort.values())
             if weight > self.plan.users:
+                share = " or change resource-adaptive.weak-users" if self.plan.group else ""
                 raise TooFewNodes(
                     f"the {self.plan.group or 'connected'} nodes stand for {weight} users, the "
-                    f"declared population is {self.plan.users}: raise data.users"
-                    f"{' or move its share' if self.plan.group else ''} or lower the nodes' weights"
+                    f"declared population is {self.plan.users}: raise data.users, lower the "
+                    f"nodes' weights{share}"
                 )
             complete = len(cohort) >= self.plan.nodes or weight == self.plan.users
             waited = time.monotonic() - start

@@ -45,8 +45,7 @@ class ResourceAdaptiveConfig(MethodTable):
         """(users, nodes) of the strong group, which the rounds ask, and of the weak one."""
         weak = min(max(1, round(self.weak_share * config.nodes)), max(1, config.nodes - 1))
         strong = config.nodes - weak
-        whole, rest = divmod(config.data.users, config.nodes)  # as users are dealt to nodes
-        users = self.weak_users or weak * whole + max(0, rest - strong)
+        users = self.weak_users or dealt_users(config, strong)
         return {STRONG: (config.data.users - users, strong), WEAK: (users, weak)}
 
     def check(self, config: CommonConfig) -> None:
@@ -88,6 +87,12 @@ class ResourceAdaptiveConfig(MethodTable):
                 f"{config.colluding_weight} of all users need {needed} of {users} users of {group} "
                 f"nodes {keys}: lower one of them, or change the share"
             )
+
+
+def dealt_users(config: CommonConfig, strong: int) -> int:
+    """Users of the nodes after the first `strong`, where all users are dealt to nodes evenly."""
+    whole, rest = divmod(config.data.users, config.nodes)
+    return (config.nodes - strong) * whole + max(0, rest - strong)
 
 
 METHODS = (

