@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from privsyn_flower.evaluation.downstream import (
     choose_learning_rate,
     trials,
 )
-from privsyn_flower.evaluation.process_pool import sums_after
+from privsyn_flower.evaluation.process_pool import by_content, sums_after
 from privsyn_flower.evaluation.rows import Rows, Work
 from privsyn_flower.evaluation.tuning import Plateau, Tuning
 from privsyn_flower.text.fingerprints import folder_fingerprint
@@ -113,26 +113,42 @@ def rehearse(
     progress: Progress = silent,
     *,
     tuning: Tuning | None = None,
-    work: Work | None = None,
 ) -> tuple[float, dict[str, float]]:
     """The learning rate, chosen on public text: adapt to half of the minority's modules, test
-    on the other half; without a minority, the pool and the public validation text."""
+    on the other half; without a minority, the pool and the public validation text.
+
+    Found in the cache, or chosen as `public_start` makes its model: runs that differ in what they
+    ask of users share it. A single rate is taken untested. Raises ConfigError without public text.
+    """
     rates = [float(rate) for rate in split_list(config.evaluation.learning_rates)]
-    train: Rows = []
-    validation: Rows = []
-    if len(rates) > 1:
-        general = set(federation.public_general())
-        minority = [group for group in federation.public_groups() if group[0] not in general]
-        train = model.encode([text for group in minority[::2] for text in group])
-        validation = model.encode([text for group in minority[1::2] for text in group][:512])
-        if not train or not validation:
-            train = model.encode(federation.public())
-            validation = model.encode(federation.public_validation())
-        if not train or not validation:
-            raise ConfigError(NO_REHEARSAL.format(config.evaluation.learning_rates, ""))
     tuning = tuning or tuning_of(config)
-    given = model, rates, train, validation, tuning, progress
-    return choose_learning_rate(*given, work=work)
+    if len(rates) == 1:
+        return rates[0], {}
+
+    def fill(folder: Path, work: Work) -> None:
+        rows = _rehearsal_rows(config, federation, model)
+        rate, tried = choose_learning_rate(model, rates, *rows, tuning, progress, work=work)
+        (folder / RATE_FILE).write_text(json.dumps({"rate": rate, "tried": tried}), "utf-8")
+
+    content = [by_content(model.load_spec()), vars(tuning), rates]
+    told = start_figures(_made_once(config, "rate", federation, content, fill))
+    return told["rate"], told["tried"]
+
+
+def _rehearsal_rows(
+    config: RunConfig, federation: Federation, model: Downstream
+) -> tuple[Rows, Rows]:
+    """Public rows to train on, and others to test on."""
+    general = set(federation.public_general())
+    minority = [group for group in federation.public_groups() if group[0] not in general]
+    train = model.encode([text for group in minority[::2] for text in group])
+    validation = model.encode([text for group in minority[1::2] for text in group][:512])
+    if not train or not validation:
+        train = model.encode(federation.public())
+        validation = model.encode(federation.public_validation())
+    if not train or not validation:
+        raise ConfigError(NO_REHEARSAL.format(config.evaluation.learning_rates, ""))
+    return train, validation
 
 
 def rehearse_classes(
@@ -182,27 +198,19 @@ def public_start(
     if converges:
         own = vars(rehearsed) if len(split_list(options.learning_rates)) > 1 else {}
         tuning += [options.public_patience, own]
-    # Not the folder's name, which is a digest of private text too.
-    content = [_MADE, folder_fingerprint(base), tuning, *_public_digests(federation.folder)]
-    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
-    target = cache_folder(config) / "models" / f"start-{key}"
-    if target.is_dir():
-        return target
-    texts = federation.public()
-    if not texts:
-        by_steps = config.trains and not converges
-        key = "training.public-steps" if by_steps else "evaluation.start"
-        raise ConfigError(
-            f"{key} = {config.training.public_steps if by_steps else options.start!r} and "
-            "there is no public text (data.public-path): set it to "
-            + ("0" if by_steps else "'base'")
-        )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Work(target.with_name(f"{target.name}.work"))
 
-    def fill(folder: Path) -> None:
+    def fill(folder: Path, work: Work) -> None:
+        texts = federation.public()
+        if not texts:
+            by_steps = config.trains and not converges
+            key = "training.public-steps" if by_steps else "evaluation.start"
+            raise ConfigError(
+                f"{key} = {config.training.public_steps if by_steps else options.start!r} and "
+                "there is no public text (data.public-path): set it to "
+                + ("0" if by_steps else "'base'")
+            )
         model = downstream_of(config, base)
-        rate, tried = rehearse(config, federation, model, progress, tuning=rehearsed, work=work)
+        rate, tried = rehearse(config, federation, model, progress, tuning=rehearsed)
         chosen = replace(shared, learning_rate=rate)
         told: dict[str, Any] = {"rate": rate, "tried": tried}
         if converges:
@@ -213,8 +221,27 @@ def public_start(
         save_model(model.model, base, folder)
         (folder / RATE_FILE).write_text(json.dumps(told), "utf-8")
 
-    build_folder(target, fill)
-    work.end()
+    return _made_once(config, "start", federation, [folder_fingerprint(base), tuning], fill)
+
+
+def _made_once(
+    config: RunConfig,
+    kind: str,
+    federation: Federation,
+    content: Sequence[Any],
+    fill: Callable[[Path, Work], None],
+) -> Path:
+    """The folder of the cache that is made of `content` and the public text, by `fill` if it is not
+    there: other processes wait, and one that was killed goes on from what its Work has."""
+    # Not the federation's folder, whose name is a digest of private text too.
+    made_of = [_MADE, *content, *_public_digests(federation.folder)]
+    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
+    target = cache_folder(config) / "models" / f"{kind}-{key}"
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Work(target.with_name(f"{target.name}.work"))
+        build_folder(target, lambda folder: fill(folder, work))
+        work.end()
     return target
 
 

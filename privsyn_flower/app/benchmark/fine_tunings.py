@@ -79,7 +79,7 @@ def next_token(
         start = None
     model = downstream_of(config, start or downstream)
     with _choosing(config, steps):
-        rate, tried = rehearse(config, federation, model, progress, work=work)
+        rate, tried = rehearse(config, federation, model, progress)
     tuning = replace(tuning_of(config), learning_rate=rate)
     held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
     choice = _choice(config, federation, model)

@@ -198,14 +198,16 @@ def fine_tunings(config: RunConfig, written: Sequence[int]) -> list[Task]:
     model and its controls, and with a public start the model of public text."""
     options, data = config.evaluation, config.data
     started = options.start == "public" or (config.trains and config.training.public_steps > 0)
-    public = trials(config) + int(options.compares(RANDOM_PUBLIC) and not started)
-    sizes = [data.public_pool] * public + [data.users * data.samples_per_user, *written]
+    public = [data.public_pool] * (options.compares(RANDOM_PUBLIC) and not started)
+    sizes = [*public, data.users * data.samples_per_user, *written]
     # In steps all take the same, whatever their texts.
     often = Counter(size if options.epochs else 0 for size in sizes)
     start = [] if config.trains or options.start == "base" else start_tuning(config, "benchmark")
     what = f"the downstream model{_passes(config, written[0] if written else 0)}"
     tasks = [fine_tuning(config, "benchmark", what, texts, times) for texts, times in often.items()]
-    return start + [task for task in tasks if task.items]
+    rate = "the trials of its rate, unless it is in the cache"
+    tasks.append(fine_tuning(config, "benchmark", rate, data.public_pool, trials(config)))
+    return start + [task for task in tasks if task.items and task.times]
 
 
 def _passes(config: RunConfig, texts: int) -> str:

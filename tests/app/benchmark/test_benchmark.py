@@ -248,6 +248,8 @@ def test_learning_rate_is_rehearsed_on_public_text_only(setting, monkeypatch):
     rate, tried = rehearse(setting.config, setting.federation, model)
     assert set(tried) == {"1e-07", "0.003"}
     assert tried[f"{rate:g}"] == min(tried.values())
+    monkeypatch.setattr("privsyn_flower.evaluation.public.choose_learning_rate", closed)
+    assert rehearse(setting.config, setting.federation, model) == (rate, tried)  # of the cache
 
 
 def with_steps(config, steps, **values):
