@@ -123,6 +123,10 @@ def test_the_nodes_policy_is_one(tmp_path: Path) -> None:
     path.write_text(named("ConfigMap", "supernode")["data"]["policy.toml"])
     policy = load_policy(path)
     assert [str(mode) for mode in policy.aggregation] == ["secure"]
+    # A node reads it for each query, and a mount by subPath would never change.
+    node = tomllib.loads(named("ConfigMap", "supernode")["data"]["node.toml"])
+    (config,) = [one for one in SUPERNODE["volumeMounts"] if one["name"] == "config"]
+    assert node["policy"] == f"{config['mountPath']}/policy.toml" and "subPath" not in config
 
 
 def test_paths_of_the_commands_are_mounted() -> None:

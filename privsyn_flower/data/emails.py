@@ -67,6 +67,7 @@ class Mail:
 
 def read_mail(data: bytes) -> Mail | str:
     """An e-mail, or why there is none (one of the causes above). Raises nothing."""
+    sender = ""
     try:
         message = email.message_from_bytes(data)
         sender = _sender(message)
@@ -76,8 +77,8 @@ def read_mail(data: bytes) -> Mail | str:
         if text is None:
             return Mail(sender, None)
         return Mail(sender, tuple(own_paragraphs(text)), "\ufffd" in text)
-    except Exception:  # whatever it is, it is this e-mail's
-        return UNREADABLE
+    except Exception:  # whatever it is, it is this e-mail's, and its sender is somebody
+        return Mail(sender, None) if sender else UNREADABLE
 
 
 def own_paragraphs(text: str) -> list[str]:

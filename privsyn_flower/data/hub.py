@@ -27,6 +27,12 @@ class Files:
     most: int
 
 
+def place_path(place: str) -> Path:
+    """What a place names on this machine, if it is there: a file or a folder, also of `hub:`."""
+    bare = place.partition("#")[0].partition("@")[0] if place.startswith(HUB) else place
+    return Path(bare.removeprefix(HUB)).expanduser()
+
+
 def load_hub(place: str) -> Any:
     """`hub:NAME[@CONFIG][#SPLIT[:ROWS]]` -> `Files`, or a `datasets` data set.
 
@@ -45,7 +51,9 @@ def load_hub(place: str) -> Any:
     split, _, rows = part.partition(":")
     if not name or (rows and not (rows.isdigit() and int(rows) > 0)):
         raise DataError(f"{place!r} must be hub:NAME[@CONFIG][#SPLIT[:ROWS]] with ROWS >= 1")
-    options: dict[str, Any] = {"split": split or "train", "streaming": bool(rows)}
+    # Of a folder here the library would keep a copy of the text in its own cache.
+    streaming = bool(rows) or Path(name).is_dir()
+    options: dict[str, Any] = {"split": split or "train", "streaming": streaming}
     try:
         if Path(name).is_dir():
             builder = datasets.load_dataset_builder(name, subset or None)

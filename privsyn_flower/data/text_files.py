@@ -13,7 +13,7 @@ from privsyn_flower.config import DataConfig
 
 from .findings import LeftOut
 from .groups import Group, Progress, Reading, Source, cut
-from .hub import HUB, hub_columns, hub_rows, load_hub
+from .hub import HUB, hub_columns, hub_rows, load_hub, place_path
 from .reading import NO_MIX, column_names, text_file
 from .spool import store_groups
 from .users import Rows, Sample, Tell, collect_rows, rows_of
@@ -60,6 +60,7 @@ def public_groups(
     path = public_place(config)
     if not path:
         raise DataError("data.public-path is empty: name the public text (file, or hub:NAME)")
+    check_public(config)
     progress(f"reading {path}")
     user, text = config.user_column, config.public_text_column or config.text_column
     counts = LeftOut() if left_out is None else left_out
@@ -127,6 +128,21 @@ def public_place(config: DataConfig) -> str:
     return public
 
 
+def check_public(config: DataConfig) -> None:
+    """Raises DataError where the users' text is named as the public text, too."""
+    places = _places(config)
+    if not all(places) or config.source in ("docstrings", "chats", "emails"):
+        return
+    private, public = map(place_path, places)
+    there = private.exists() and public.exists()
+    if private == public or (there and private.samefile(public)):
+        key = "data.path" if config.source == "files" else "data.source"
+        raise DataError(
+            f"data.public-path = {config.public_path!r} is the text of the users ({key}), and "
+            "public text is used and released as it is: name text that is public"
+        )
+
+
 def _places(config: DataConfig) -> tuple[str, str]:
     private = config.path if config.source == "files" else config.source
     return private, public_place(config)
@@ -171,9 +187,7 @@ def place_name(place: str) -> str:
 
 def place_identity(place: str, key: str = "data.path or data.public-path") -> str:
     """The content address of a file, a folder or a hub's data set. key: what names it."""
-    hub = place.startswith(HUB)
-    bare = place.removeprefix(HUB).partition("#")[0].partition("@")[0] if hub else place
-    path = Path(bare).expanduser()
+    hub, path = place.startswith(HUB), place_path(place)
     if hub and not path.is_dir():
         return f"{place} with datasets {importlib.metadata.version('datasets')}"
     try:

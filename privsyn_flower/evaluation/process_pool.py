@@ -267,7 +267,7 @@ def sums_after(
     """
     work, found = work or Work(), dict[str, F64]()
     tested = rows_digest([row for own in users.values() for row in model.packed(own)])
-    source = by_content(model.load_spec())
+    source = _by_content(model.load_spec())
     chosen_by = None if choice is None else rows_digest(model.packed(choice))
 
     def one(job: FineTuning, tune: Tune) -> None:
@@ -301,7 +301,7 @@ def sums_after(
     return found
 
 
-def by_content(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _by_content(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What a model says of itself, a folder by what is in it: one that is written anew in the same
     place is another, and a copy is the same."""
     folder = Path(spec["model"]).expanduser()

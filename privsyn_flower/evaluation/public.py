@@ -35,10 +35,11 @@ from privsyn_flower.evaluation.downstream import (
     choose_learning_rate,
     trials,
 )
-from privsyn_flower.evaluation.process_pool import by_content, sums_after
+from privsyn_flower.evaluation.process_pool import sums_after
 from privsyn_flower.evaluation.rows import Rows, Work
 from privsyn_flower.evaluation.tuning import Plateau, Tuning
 from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.models.lm_metrics import base_folder
 from privsyn_flower.text.models.pretrained import classes_in
 
 logger = logging.getLogger("privsyn_flower")
@@ -130,7 +131,9 @@ def rehearse(
         rate, tried = choose_learning_rate(model, rates, *rows, tuning, progress, work=work)
         (folder / RATE_FILE).write_text(json.dumps({"rate": rate, "tried": tried}), "utf-8")
 
-    content = [by_content(model.load_spec()), vars(tuning), rates]
+    spec = model.load_spec()
+    folder = base_folder(spec.pop("model"))  # a name of the hub may become another model
+    content = [folder_fingerprint(folder), spec, vars(tuning), rates]
     told = start_figures(_made_once(config, "rate", federation, content, fill))
     return told["rate"], told["tried"]
 

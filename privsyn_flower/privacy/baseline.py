@@ -7,10 +7,10 @@ It has no rounds, no noise of the nodes and no ledger. A statement here has the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from privsyn_flower.privacy.sentence import FILE
-from privsyn_flower.privacy.wording import CARRIED, at_most, page
+from privsyn_flower.privacy.wording import CARRIED, SplitName, at_most, page
 
 FIGURES = (
     "the figures under `benchmark`, which were measured on private or held-out text outside the "
@@ -23,7 +23,7 @@ class Baseline:
     """The claim of a run without rounds. All fields are public; names as in `PrivacyStatement`."""
 
     simulated: bool = False
-    split: Literal["own", "private", "unknown"] = "unknown"
+    split: SplitName = "unknown"
     benchmark: bool = False
     delta: ClassVar[float] = 0.0
     unit: ClassVar[str] = "user"
@@ -33,6 +33,7 @@ class Baseline:
     noise_multiplier: ClassVar[float] = 0.0
     rounds: ClassVar[int] = 0
     most_participations: ClassVar[int] = 0
+    carries = ""  # what PublicAlone may have been given
 
     @property
     def epsilon(self) -> float:
@@ -54,7 +55,7 @@ class Baseline:
 
     def page(self) -> str:
         """The content of FILE in a run folder: the short form and the whole statement."""
-        return page(self.short(), self.sentence())
+        return page(self.short(), self.sentence(), self.carries)
 
     def _split(self) -> str:
         """What reading private text decided beforehand."""
@@ -71,10 +72,10 @@ class Baseline:
 class PublicAlone(Baseline):
     """Epsilon 0: public text alone was used.
 
-    carries: that text was made of users' answers, and has an epsilon of its own.
+    carries: the statement of that text, or of a model that was given, where users' answers made it.
     """
 
-    carries: bool = False
+    carries: str = ""
 
     @property
     def epsilon(self) -> float:
@@ -83,14 +84,14 @@ class PublicAlone(Baseline):
     @property
     def threat_model(self) -> str:
         split = "; the split was chosen by private text" if self.split == "private" else ""
-        carried = "; that text carries an epsilon of its own" if self.carries else ""
+        carried = "; what it is made of carries an epsilon of its own" if self.carries else ""
         return f"nobody was asked: the result is made of public text alone{carried}{split}"
 
     def sentence(self) -> str:
         begin = "Epsilon = 0: nothing private was used."
         end = "so it says nothing about anyone's texts."
         if self.carries:
-            begin = "Epsilon = 0 beside that of the public text."
+            begin = "Epsilon = 0 beside that of what was given as public."
             end = f"and {CARRIED}"
         text = (
             f"{begin} No user was asked anything, and the result is made of public text and public "
@@ -108,7 +109,8 @@ class PublicAlone(Baseline):
     def short(self) -> str:
         chosen = self.split == "private"
         split = "Not covered: the split, chosen by private text. " if chosen else ""
-        beside = " beside that of the public text, which users' answers made" * self.carries
+        beside = " beside that of public text or models, which users' answers made"
+        beside = beside if self.carries else ""
         return (
             f"Epsilon = 0{beside}: no user was asked anything, and the result is made of public "
             f"text alone. {split}More in {FILE}."

@@ -11,9 +11,12 @@ from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sample
 from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA, gaussian_delta
 from privsyn_flower.privacy.wording import (
     ACCOUNTS,
+    CARRIES,
     CHOSEN_TEXT,
     KEYS,
     ROWS,
+    USERS,
+    SplitName,
     assumed,
     at_least,
     at_most,
@@ -39,21 +42,20 @@ class PrivacyStatement:
     weight. sampling_rate: what epsilon was computed with, for poisson. keys and consistency: how
     nodes check each other's keys and the server's lists (secure aggregation). ledger_scope: "run"
     for a ledger made for this run, "population" for one that spans runs. simulated: one machine
-    played all parties, or with cluster those of a Ray cluster. split: how a simulation's users and
-    public text were chosen: "own", each by what is theirs; "private", by reading private text.
-    benchmark: held-out text was opened to measure the result. evaluations: releases beside the
-    rounds that compare models on the nodes; with rounds = 0 all there are, and spare_rounds is
-    theirs. private_selection: a checkpoint was chosen by private text, without noise. rival:
-    another method was simulated for the benchmark. data: what users have. noise_source:
-    "aggregator" where the nodes add none; noise_multiplier is then that of independent noise which
-    costs a user as much for each participation. correlated: name of the mechanism that correlates
-    noise across rounds. min_separation, max_participations: what the nodes enforce for each user
-    (0: as many as fit); participations: most rounds of one user that epsilon counts (0: from those
-    two). adaptive_clipping: one coordinate of the answer says whether the clip norm was reached.
-    others: further questions of the run (name, releases, noise multiplier, noise source, sampling
-    rate), covered by the same epsilon. groups: of users (name, epsilon, questions), each in one.
-    rho_zcdp: of all releases, without sampling; None: none is claimed. chooses_text: the model
-    filters public text. changed: keys changed after the start.
+    played all parties, or with cluster those of a Ray cluster. split: how a simulation's users came
+    about (`USERS`). benchmark: held-out text was opened to measure the result. evaluations:
+    releases beside the rounds that compare models on the nodes; with rounds = 0 all there are, and
+    spare_rounds is theirs. private_selection: a checkpoint was chosen by private text, without
+    noise. rival: another method was simulated for the benchmark. data: what users have.
+    noise_source: "aggregator" where the nodes add none; noise_multiplier is then that of
+    independent noise which costs a user as much for each participation. correlated: name of the
+    mechanism that correlates noise across rounds. min_separation, max_participations: what the
+    nodes enforce for each user (0: as many as fit); participations: most rounds of one user that
+    epsilon counts (0: from those two). adaptive_clipping: one coordinate of the answer says whether
+    the clip norm was reached. others: further questions of the run (name, releases, noise
+    multiplier, noise source, sampling rate), covered by the same epsilon. groups: of users (name,
+    epsilon, questions), each in one. rho_zcdp: of all releases, without sampling; None: none is
+    claimed. chooses_text: the model filters public text. changed: keys changed after the start.
     """
 
     epsilon: float
@@ -71,7 +73,7 @@ class PrivacyStatement:
     ledger_scope: Literal["run", "population"] = "run"
     simulated: bool = False
     cluster: bool = False
-    split: Literal["own", "private", "unknown"] = "unknown"
+    split: SplitName = "unknown"
     simulation_seeded: bool = False
     benchmark: bool = False
     evaluations: int = 0
@@ -89,6 +91,7 @@ class PrivacyStatement:
     rho_zcdp: float | None = None
     chooses_text: bool = False
     changed: tuple[str, ...] = ()
+    carries: str = ""
     unit: Literal["user"] = "user"
     adjacency: Literal["zero-out"] = "zero-out"
 
@@ -99,7 +102,7 @@ class PrivacyStatement:
             "keys": tuple(KEYS),
             "consistency": ("signed",),
             "ledger_scope": ("run", "population"),
-            "split": ("own", "private", "unknown"),
+            "split": tuple(USERS),
             "data": ("texts", "data"),
             "noise_source": ("nodes", "aggregator"),
             "unit": ("user",),
@@ -170,8 +173,7 @@ class PrivacyStatement:
     @property
     def threat_model(self) -> str:
         """One line for summary.json and tables."""
-        split = "; the split was chosen by private text" if self.split == "private" else ""
-        return f"{self._holds()}{split}"
+        return self._holds() + "; the split was chosen by private text" * (self.split == "private")
 
     def _holds(self) -> str:
         """Against whom the claim holds."""
@@ -195,8 +197,7 @@ class PrivacyStatement:
     def sentence(self) -> str:
         """The whole statement in plain words, one paragraph."""
         parts = [self._claim(), self._unit(), self.trust(), self._noise(), self.not_covered()]
-        if self.chooses_text:
-            parts.append(CHOSEN_TEXT)
+        parts += [CHOSEN_TEXT] * self.chooses_text + [CARRIES] * bool(self.carries)
         if self.changed:
             parts.append(changed_since(self.changed))
         if self.simulated:
@@ -230,8 +231,8 @@ class PrivacyStatement:
     def what(self) -> str:
         """The number, its unit and its adjacency."""
         return (
-            f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user with all "
-            f"its {self.data} on one node, zero-out adjacency."
+            f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each "
+            f"{USERS[self.split][0]} with all its {self.data} on one node, zero-out adjacency."
         )
 
     def chosen_by_private_text(self) -> str:
@@ -259,7 +260,7 @@ class PrivacyStatement:
 
     def page(self) -> str:
         """The content of FILE in a run folder: the short form and the whole statement."""
-        return page(self.short(), self.sentence())
+        return page(self.short(), self.sentence(), self.carries)
 
     def _claim(self) -> str:
         aggregator = self.noise_source == "aggregator"
@@ -285,7 +286,9 @@ class PrivacyStatement:
             f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
             f"{ACCOUNTS[self.accountant]}, over {releases}, {each}{self._others()}; "
             f"{self._sampling()}.{in_groups(self.groups)}"
-            f"{self._integers()}{self._concentrated()}{self._participation()}"
+            f"{self._integers()}"
+            f"{concentrated(self.rho_zcdp, 'nodes' in self._sources, self.samples)}"
+            f"{self._participation()}"
         )
 
     def _others(self) -> str:
@@ -316,9 +319,6 @@ class PrivacyStatement:
             "less than that, the noise is Gaussian noise rounded to integers, or more."
         )
 
-    def _concentrated(self) -> str:
-        return concentrated(self.rho_zcdp, "nodes" in self._sources, self.samples)
-
     def _participation(self) -> str:
         text = ""
         if self.most_participations < self.rounds:
@@ -341,10 +341,10 @@ class PrivacyStatement:
     def _unit(self) -> str:
         who = "who is enrolled" if self.samples else "who takes part"
         return (
-            f"The unit is the user: the record of one node's user with all its {self.data}, so a "
-            "person with two devices counts twice. Adjacency is zero-out: everything one user "
-            f"contributes is replaced by zero, while {who}, how many they are and the "
-            "configuration are public."
+            f"The unit is the {USERS[self.split][0]}: the record of one node's user with all its "
+            f"{self.data}, so a person with two devices counts twice. Adjacency is zero-out: "
+            f"everything one user contributes is replaced by zero, while {who}, how many they are "
+            "and the configuration are public."
         )
 
     def trust(self) -> str:
@@ -413,8 +413,8 @@ class PrivacyStatement:
             f"settings tuned by looking at these users' {self.data}",
             "the time nodes take to answer, and whether they answer in time",
         ]
-        if self.simulated and self.split == "unknown":
-            left_out.append("the preparation of a simulated split")
+        if self.simulated and (prepared := USERS[self.split][1]):
+            left_out.append(prepared)
         if "aggregator" in self._sources:
             left_out.append(
                 "how far Gaussian noise made in floating-point arithmetic, before it is rounded to "

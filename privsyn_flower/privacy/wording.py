@@ -6,9 +6,11 @@ import math
 import re
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Literal
 
 from privsyn_flower.privacy.accounting.sampling import AggregationName, SamplerName, check_sampler
 
+SplitName = Literal["own", "private", "unknown", "rows"]
 KEYS = {
     "roster": "Nodes check each other's keys against a roster",
     "first-use": (
@@ -20,6 +22,16 @@ ROWS = (
     " Each node's answer holds what its users said in earlier rounds, too, by public weights, and "
     "every answer has noise of its own."
 )
+# How a simulation's users came about (`split`) -> who one is, and what epsilon does not cover.
+USERS = {
+    "own": ("user", ""),
+    "private": ("user", ""),
+    "unknown": ("user", "the preparation of a simulated split"),
+    "rows": (
+        "user (a share of the rows, not a person)",
+        "a person who wrote several rows: they may be several users",
+    ),
+}
 # What is made of a trained model by `privsyn_flower.app.public.proximity`.
 CHOSEN_TEXT = (
     "Public text that the trained model chose is post-processing of the training: choosing it "
@@ -40,11 +52,12 @@ def changed_since(keys: Sequence[str]) -> str:
     )
 
 
-# Of a public text beside which a run's statement lies: continues a sentence.
+# Of a public text or a model beside which a run's statement lies: continues a sentence.
 CARRIED = (
-    "the public text was made of users' answers itself: what was made of it carries the guarantee "
-    "that lies beside it, too, which adds to this one."
+    "the public text, or a model that was given, was made of users' answers itself: what was made "
+    "of it carries the guarantee that lies beside it, too, which adds to this one."
 )
+CARRIES = f"{CARRIED[0].upper()}{CARRIED[1:]}"
 
 
 def concentrated(rho: float | None, integers: bool, samples: bool) -> str:
@@ -98,10 +111,14 @@ def assumed(colluding_weight: float, keys: str) -> str:
     )
 
 
-def page(short: str, sentence: str) -> str:
-    """privacy.md of a run folder: the short form and the whole statement, to which it points."""
+def page(short: str, sentence: str, carries: str = "") -> str:
+    """privacy.md of a run folder: the short form and the whole statement, to which it points.
+
+    carries: the statements beside what the run was given as public.
+    """
     here = re.sub(r"( in)? privacy\.md\.$", " below.", short)
-    return f"# Privacy of this run\n\n{here}\n\n{sentence}\n"
+    beside = f"\nThe guarantee of what was given as public:\n\n{carries}\n" if carries else ""
+    return f"# Privacy of this run\n\n{here}\n\n{sentence}\n{beside}"
 
 
 def at_most(value: float, decimals: int = 4) -> str:

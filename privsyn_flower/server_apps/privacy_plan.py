@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline, PublicAlone
 from privsyn_flower.privacy.plan import PrivacyPlan
 from privsyn_flower.privacy.planning import PrivacyPlanError, plan_privacy, statement_of
+from privsyn_flower.privacy.wording import SplitName
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import carried_by, is_deployment
 from privsyn_flower.strategies.engine.run_ledger import ledger_scope
@@ -71,6 +72,7 @@ def statement_fields(config: RunConfig) -> dict[str, Any]:
         "simulation_seeded": config.simulation_seeded_noise,
         "benchmark": config.benchmark,
         "rival": config.benchmark and bool(config.evaluation.rival),
+        "carries": carried_by(config),
         **recipe_of(config).statement_fields(config),
     }
 
@@ -91,7 +93,7 @@ def baseline(config: RunConfig) -> Baseline | None:
         benchmark=config.benchmark,
     )
     if isinstance(found, PublicAlone):
-        return replace(found, carries=bool(carried_by(config)))
+        return replace(found, carries=carried_by(config))
     return found
 
 
@@ -114,8 +116,13 @@ def ledger_terms(config: RunConfig) -> dict[str, Any]:
     return privacy_plan(config).ledger_terms(simulation=config.simulation_seeded_noise)
 
 
-def _split(config: RunConfig) -> Literal["own", "private", "unknown"]:
+def _split(config: RunConfig) -> SplitName:
     """How a simulation's users came about. Modules are users by how many docstrings they have."""
-    if config.data.chosen_by_text:
+    data = config.data
+    if data.chosen_by_text:
         return "private"
-    return "unknown" if config.data.source == "docstrings" else "own"
+    if data.source == "docstrings":
+        return "unknown"
+    # A deployed node has users of its own, whatever is said of the text that is here.
+    no_ids = data.partition == "uniform" or not data.user_column
+    return "rows" if no_ids and not is_deployment(config) else "own"

@@ -11,6 +11,7 @@ from privsyn_flower.app.public.source import carried
 from privsyn_flower.common.progress import Progress
 from privsyn_flower.common.units import beginning
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
+from privsyn_flower.config.models import ModelsConfig
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.reading import text_file
@@ -90,20 +91,28 @@ def _tell(left_out: LeftOut, config: RunConfig, progress: Progress) -> None:
 
 
 def carried_by(config: RunConfig) -> str:
-    """The statement that lies beside the public text; "" where none does."""
-    place = config.data.public_path
-    if not place or place.startswith("hub:"):
-        return ""
-    return carried(text_file(Path(place).expanduser()))
+    """The statements that lie beside the public text and the models' folders; "" where none do."""
+    return "\n\n".join(dict.fromkeys(_carried(config).values()))
+
+
+def _carried(config: RunConfig) -> dict[str, str]:
+    """key -> the statement that lies beside what it names."""
+    text = config.data.public_path
+    models = {f"models.{kind}": getattr(config.models, kind) for kind in ModelsConfig.kinds}
+    places = {key: name for key, name in models.items() if Path(name).expanduser().is_dir()}
+    if text:
+        hub = text.startswith("hub:")
+        places["data.public-path"] = text if hub else str(text_file(Path(text).expanduser()))
+    return {key: found for key, place in places.items() if (found := carried(place))}
 
 
 def _warn_of_a_claim(config: RunConfig) -> None:
-    """Say so where public text was made of users' text, as the statement beside it tells."""
-    if carried_by(config):
+    """Say so where public text or a model was made of users' answers, as the statement beside it
+    tells."""
+    for key in _carried(config):
         logger.warning(
-            "data.public-path = %r: %s beside it says what this text carries already. What the run "
-            "makes of it carries that, too, beside the run's own epsilon",
-            config.data.public_path, FILE,
+            "%s: %s beside it says what it carries already. What the run makes of it carries that, "
+            "too, beside the run's own epsilon", key, FILE,
         )  # fmt: skip
 
 

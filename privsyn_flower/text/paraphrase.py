@@ -135,6 +135,8 @@ class Seq2SeqParaphraser(Paraphraser):
         super().__init__(model, thinking_tag="", **options)
         self.tokenizer.truncation_side = "left"  # the end of the prompt says what to do
         self._longest = min(int(self.tokenizer.model_max_length), LONGEST)
+        if self.model.config.decoder_start_token_id is None:
+            raise ValueError(f"{model} names no decoder_start_token_id in its config.json")
 
     @property
     def first(self) -> int:

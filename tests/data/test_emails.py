@@ -145,6 +145,11 @@ def test_any_bytes_are_a_mail_or_none(data: bytes) -> None:
     assert read_mail(b"From: a@example.org\nContent-Type: multipart/mixed; boundary=x\n\n" + data)
 
 
+def test_a_sender_whose_mail_cannot_be_read_is_one_all_the_same() -> None:
+    odd = b"From: a@example.org\nContent-Disposition: inline; filename*=idna''abc\n\nwords"
+    assert read_mail(odd) == Mail("a@example.org", None)
+
+
 def test_public_mails_have_no_addresses_and_private_ones_keep_theirs(tmp_path: Path) -> None:
     body = (
         "Write to Bob.Example+tea@mail.example.org, or root@kettle: today\n\n"

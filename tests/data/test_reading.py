@@ -95,8 +95,10 @@ def test_lines_end_as_the_first_one_does(tmp_path: Path, end: str) -> None:
     assert [finding.line for finding in check_file(path)] == [2]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv"])
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [("jsonl", "\n"), ("jsonl", "\r\n"), ("csv", "\n"), ("csv", "\r\n"), ("csv", "\r")],
+)
 def test_a_line_that_is_too_long(
     tmp_path: Path, kind: str, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +114,16 @@ def test_a_line_that_is_too_long(
     assert (found.pop("a"), found.pop("b")) == (["one"], ["two"])
     assert found == {"m": ["x" * 200, "y" * 60]}
     assert check_file(path) == []
+
+
+def test_a_carriage_return_in_a_text_of_json_costs_its_own_line(tmp_path: Path) -> None:
+    """In the first line, too, where a csv file says what ends its lines."""
+    path = tmp_path / "u.jsonl"
+    rows = [f'{{"user_id": "{user}", "text": "{text}"}}' for user, text in
+            (("m", "one\rtwo"), ("a", "one"), ("b", "two"))]  # fmt: skip
+    path.write_bytes("\n".join(rows).encode())
+    assert load_users(path) == {"a": ["one"], "b": ["two"]}
+    assert [finding.line for finding in check_file(path)] == [1]
 
 
 def test_a_bad_csv_header_is_an_error(tmp_path: Path) -> None:

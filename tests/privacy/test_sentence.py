@@ -124,6 +124,9 @@ def test_how_a_simulation_was_split():
         assert chosen.threat_model == f"{one.threat_model}; the split was chosen by private text"
         assert "EPSILON DOES NOT COVER THE SPLIT" in text and "by reading private text" in text
         assert "the preparation" not in text
+    rows = replace(simulated, split="rows")
+    assert "each user (a share of the rows, not a person) with all" in rows.short()
+    assert "a person who wrote several rows: they may be several users" in rows.sentence()
     with pytest.raises(ValueError, match="split = 'public'"):
         replace(SECURE, split="public")
 

@@ -230,8 +230,11 @@ def test_a_run_begun_before_statements_said_more_goes_on(tmp_path: Path, loopbac
     }  # fmt: skip
     folder = RunFolder(tmp_path / "run")
     folder.save_value("promised", old)
-    with Session(loopback({}), folder, made, terms, PlainSum()).begun() as ledger:
-        assert ledger.charges() == []
+    words = {"split": "rows", "carries": "# Privacy of this run"}
+    for own in ({}, words):
+        one = Session(loopback({}), folder, made, terms, PlainSum(), statement_fields=own)
+        with one.begun() as ledger:
+            assert ledger.charges() == []
     privacy_plan = folder.path / "checkpoints" / "promised.json"
     text = privacy_plan.read_text()
     folder.save_query(1, topics().ask(1))

@@ -11,7 +11,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,8 @@ import typer
 from typer.core import TyperGroup
 
 from privsyn_flower.common.terminal import escaped
-from privsyn_flower.config import ConfigError, RunConfig, load_config
+from privsyn_flower.config import ConfigError, RunConfig, load_config, without_benchmark
+from privsyn_flower.config.section import Scalar
 from privsyn_flower.runs import failure
 
 OURS = "privsyn_flower"
@@ -34,6 +35,16 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def freed(path: Path | None, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """`without_benchmark`, which a line for each key says."""
+    from privsyn_flower.app.cli.ending import tell
+
+    changed = without_benchmark(path, overrides)
+    for key, value in changed.items():
+        tell(f"benchmark = false: {key} = {value!r} (the file's value goes by private text)")
+    return changed
 
 
 def group(about: str) -> typer.Typer:
@@ -112,7 +123,7 @@ class Commands(TyperGroup):
             if (error.name or "").startswith(OURS):
                 raise  # ours to mend, not the user's
             told = _missing(error)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, ArithmeticError) as error:
             if not type(error).__module__.startswith(OURS):
                 raise
             told = str(error)

@@ -143,7 +143,7 @@ def run_metrics(folder: Path) -> list[Metric]:
             [({"state": s}, s == state) for s in states],
         ),
         Metric("privsyn_run_rounds", "Rounds released.", [({}, len(run.metrics))]),
-        Metric("privsyn_run_disk_free_bytes", DISK, [({}, free_bytes(folder))]),
+        Metric("privsyn_run_disk_free_bytes", DISK, [({}, coarse(free_bytes(folder)))]),
     ]
     if "rounds" in stored:
         planned = float(stored["rounds"])

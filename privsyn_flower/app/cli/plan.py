@@ -10,7 +10,7 @@ from typing import Any
 
 from privsyn_flower.app.cli.display import fitted, width
 from privsyn_flower.app.cli.ending import tell
-from privsyn_flower.app.cli.errors import json_text
+from privsyn_flower.app.cli.errors import freed, json_text
 from privsyn_flower.app.preflight.data import default_generator
 from privsyn_flower.app.preflight.exchange import exchange_of, weak_vote
 from privsyn_flower.app.preflight.numbers import SURE, signal_of
@@ -35,10 +35,12 @@ TIMING_SECONDS = 30.0  # no timing starts later; alone, most plans have all they
 def printed(path: Path | None, settings: list[str], vary: str, in_json: bool) -> str:
     """What `privsyn plan` prints: the plan, or with `vary` a table over a key's values. Raises
     ValueError for a configuration that is wrong."""
-    chosen, why = default_generator(path, dict(parse_override(text) for text in settings))
+    given = dict(parse_override(text) for text in settings)
+    changed = freed(path, given)
+    chosen, why = default_generator(path, given | changed)
     if why:
         tell(why)
-    settings = [*settings, *(f"{key}={value}" for key, value in chosen.items())]
+    settings = [*settings, *(f"{key}={value}" for key, value in (changed | chosen).items())]
     if vary:
         rows = plan_rows(path, settings, vary)
         return json_text(rows) if in_json else fitted(as_table(rows), width())

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from privsyn_flower.app.cli.display import Display
 from privsyn_flower.app.cli.ending import product_lines, show_outcome, tell
+from privsyn_flower.app.cli.errors import freed
 from privsyn_flower.app.local import loopback_guard
 from privsyn_flower.app.local.federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.app.local.processes import on_endings, stoppable
@@ -33,7 +34,6 @@ from privsyn_flower.config import (
     parse_override,
     relocated,
     to_toml,
-    without_benchmark,
 )
 from privsyn_flower.data import DataError, prepare
 from privsyn_flower.runs import (
@@ -87,9 +87,7 @@ def run_command(
         return _resume(resume.expanduser().absolute(), settings, there)
     overrides = dict(parse_override(text) for text in settings)
     path = config or default_config()
-    for key, value in without_benchmark(path, overrides).items():
-        tell(f"benchmark = false: {key} = {value!r} (the file's value goes by private text)")
-        overrides[key] = value
+    overrides |= freed(path, overrides)
     chosen, why = default_generator(path, overrides)
     if why:
         tell(why)

@@ -24,8 +24,6 @@ import numpy as np
 from privsyn_flower.app.inspect.copies import SpanIndex, tokens
 from privsyn_flower.app.inspect.replay import Reader
 from privsyn_flower.app.inspect.texts import Texts, Users
-from privsyn_flower.client_apps.scores import scores_of
-from privsyn_flower.client_apps.votes import EligibleRows, votes_of
 from privsyn_flower.common.arrays import F64
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.randomness import seeded
@@ -136,7 +134,7 @@ BY_TEXT: Mapping[str, Callable[[Texts], Scores]] = {
 
 # By the rounds' sums ---------------------------------------------------------------------------
 
-ANSWERS = {"votes": votes_of, "scores": scores_of}  # by kind; the model tells of updates
+ANSWERS = ("votes", "scores")  # kinds of questions; the model tells of updates
 DRAW = 0.5  # the mean of a fair draw, and its standard deviation
 LEAST_NOISE = 1e-6  # of a vector's bound: without noise the weights would be infinite
 
@@ -219,6 +217,9 @@ def answers(query: Query, users: Users, embedder: Embedder) -> F64:
 
 def answer(query: Query, users: Sequence[Sequence[str]], embedder: Embedder) -> F64:
     """Sum of the clipped vectors of these users' texts: (m,). PRIVATE."""
+    from privsyn_flower.client_apps.scores import scores_of
+    from privsyn_flower.client_apps.votes import EligibleRows, votes_of
+
     texts = [text for own in users for text in own]
     places = {name: place for place, name in enumerate(query.labels)}
     if not texts:
@@ -227,5 +228,6 @@ def answer(query: Query, users: Sequence[Sequence[str]], embedder: Embedder) -> 
     classes = np.array([places.get(label_of(text), -1) for text in texts], dtype=np.int64)
     everybody = np.ones(len(users), dtype=np.bool_)
     rows = EligibleRows(embedder.embed(texts), owner, everybody, classes if places else None)
-    total: Any = ANSWERS[query.kind](query, rows, None)
+    of_kind: Any = votes_of if query.kind == "votes" else scores_of
+    total = of_kind(query, rows, None)
     return np.asarray(total, dtype=np.float64)

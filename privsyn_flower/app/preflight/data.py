@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from privsyn_flower.app.public.source import USER, carried, check_chosen
 from privsyn_flower.common.files import DataError
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.config.section import Scalar
@@ -21,6 +22,7 @@ from privsyn_flower.data.reading import NO_MIX, text_file
 from privsyn_flower.data.spool import OTHER_DATES
 from privsyn_flower.data.surveys import WHOLE, Preview, preview
 from privsyn_flower.data.text_files import (
+    check_public,
     place_name,
     private_columns,
     private_groups,
@@ -109,10 +111,19 @@ def public_file(config: RunConfig) -> Findings:
                 "text: name a file of it, or hub:NAME"
             )
         return
+    check_public(data)
     text = data.public_text_column or data.text_column
     seen = _look(data.public_path, Columns("", text), "data.public-path")
     if seen is None:
         return
+    if not carried(data.public_path):
+        check_chosen(Path(data.public_path), seen.columns)
+    if USER in seen.columns:
+        yield Finding(
+            f"{data.public_path} (data.public-path) has a column {USER!r}, as users' own text has: "
+            "all of it is used and released as public text",
+            fatal=False,
+        )
     if not seen.rows:
         yield Finding(f"{data.public_path} (data.public-path) holds no row that can be read")
         return

@@ -14,7 +14,7 @@ from typing import Any
 
 from privsyn_flower.common.files import DataError
 from privsyn_flower.config.data import DataConfig
-from privsyn_flower.data.hub import HUB, hub_columns, hub_rows, load_hub
+from privsyn_flower.data.hub import HUB, hub_columns, hub_rows, load_hub, place_path
 from privsyn_flower.data.reading import FORMATS, MAX_LINE, column_names, read_rows
 from privsyn_flower.data.values import check_column
 
@@ -24,13 +24,24 @@ MOST = 2**20  # characters that are read of one
 SCORES = ("unknown", "before", "after")  # columns of `proximity.TextScores`
 
 
-def carried(place: Path) -> str:
-    """The statement beside a file of text, or in a folder of such files; "" for none."""
-    beside = (place if place.is_dir() else place.parent) / STATEMENT
-    if not beside.is_file():
+def carried(place: Path | str) -> str:
+    """The statement of a file of text, of a folder of such files or of a model's folder: beside it,
+    or one folder up, where runs and what is published of them have it; "" for none.
+
+    A place may be `hub:` and a folder; of what is on the hub nothing is known here.
+    """
+    path = place_path(str(place))
+    if str(place).startswith(HUB) and not path.is_dir():
         return ""
-    with beside.open(encoding="utf-8", errors="replace") as file:
-        text = file.read(MOST).strip()
+    folder = (path if path.is_dir() else path.parent).absolute()
+    return _statement(folder / STATEMENT) or _statement(folder.parent / STATEMENT)
+
+
+def _statement(file: Path) -> str:
+    if not file.is_file():
+        return ""
+    with file.open(encoding="utf-8", errors="replace") as open_file:
+        text = open_file.read(MOST).strip()
     return text if text.startswith(TITLE) else ""
 
 
@@ -66,7 +77,7 @@ class Source:
         self.files = [] if place.startswith(HUB) else _files(Path(place).expanduser())
         names = hub_columns(self._data) if self._data is not None else column_names(self.files[0])
         check_column(place, column, names, "filter.text-column")
-        self.carried = "" if self._data is not None else carried(Path(place).expanduser())
+        self.carried = carried(place)
         self._look_at(names, place)
         for file in self.files[1:]:
             self._look_at(column_names(file), file.name)

@@ -27,7 +27,7 @@ from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.summaries import LOCAL, NO_QUERIES, ReportError, Summary, trust_of
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.wording import (
-    CARRIED,
+    CARRIES,
     CHOSEN_TEXT,
     KEYS,
     at_least,
@@ -49,7 +49,6 @@ SPLIT = (
     "by reading private text, so what this run made is for comparison and must not be released as "
     "private."
 )
-CARRIES = f"{CARRIED[0].upper()}{CARRIED[1:]}"
 SEEDED = (
     "NO PRIVACY IS CLAIMED: the noise came from the run's seed. What follows is what real noise of "
     "the same size would give."

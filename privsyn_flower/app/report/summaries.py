@@ -319,10 +319,11 @@ def seconds(value: object) -> str:
 
 
 def interval(values: object, *, sign: bool = False) -> str:
-    """[value, low, high] as a figure with the ends of its interval; a dash where one is missing."""
-    if not is_triple(values):
-        return number(None if isinstance(values, list) else values)
+    """[value, low, high] as a figure with the ends of its interval, alone where they are missing; a
+    dash where it is."""
     form = "+.4f" if sign else ".4f"
+    if not is_triple(values):
+        return number(values[0], form) if isinstance(values, list) else number(values)
     value, low, high = (format(one, form) for one in values)
     return f"{value} [{low}, {high}]"
 

@@ -84,13 +84,16 @@ class Trackers(Callback):
             raise TrackerUnavailable(why)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._known: set[tuple[str, str, int]] = set()
-        self._rounds, self._over = 0, True
+        self._rounds, self._over, self._untimed = 0, True, False
 
     def run_started(self, start: RunStart) -> None:
         """Tell of it and of the rounds that no earlier start has told; nothing after a result."""
         if not self.names:
             return
         self._folder, self._over = start.folder, False
+        # There, times tell how many users were sampled.
+        one = {"nodes": 1, "aggregation": "plain", "sampler": "poisson"}
+        self._untimed = one.items() <= dict(start.settings).items()
         self._rounds = len(start.rows.get("rounds", ()))
         if self._resumed(start.run):
             self._over, size = True, (start.folder / EVENTS).stat().st_size
@@ -132,9 +135,12 @@ class Trackers(Callback):
         self._end("stopped" if stopped else "failed", "")
 
     def _log(self, group: str, part: str, values: Mapping[str, Value], step: int) -> None:
+        if self._untimed:
+            values = {name: value for name, value in values.items() if not name.endswith("seconds")}
         if (
             self._over
             or not values
+            or (self._untimed and group == "stage_seconds")
             or (group, part, step) in self._known
             or not STAGE.fullmatch(group)
         ):

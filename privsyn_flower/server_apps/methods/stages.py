@@ -205,8 +205,11 @@ def fine_tunings(config: RunConfig, written: Sequence[int]) -> list[Task]:
     start = [] if config.trains or options.start == "base" else start_tuning(config, "benchmark")
     what = f"the downstream model{_passes(config, written[0] if written else 0)}"
     tasks = [fine_tuning(config, "benchmark", what, texts, times) for texts, times in often.items()]
-    rate = "the trials of its rate, unless it is in the cache"
-    tasks.append(fine_tuning(config, "benchmark", rate, data.public_pool, trials(config)))
+    kept = ", unless it is in the cache" * (options.task == "next-token")
+    rate = fine_tuning(
+        config, "benchmark", f"the trials of its rate{kept}", data.public_pool, trials(config)
+    )
+    tasks.append(rate)
     return start + [task for task in tasks if task.items and task.times]
 
 

@@ -50,6 +50,7 @@ def claim_record(statement: PrivacyStatement | Baseline) -> dict[str, Any]:
         "mu_gdp": None if rho is None else math.sqrt(2 * rho),
         "noise_multiplier": statement.noise_multiplier,
         "claim": asdict(statement) if asks else None,
+        "carries": statement.carries,
         "privacy": statement.sentence(),
         "privacy_short": statement.short(),
     }

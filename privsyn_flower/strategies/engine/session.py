@@ -386,7 +386,7 @@ class Session:
         """What must not change while a run of any method lasts, as JSON has it."""
         invariants = asdict(self.statement)
         del invariants["simulated"], invariants["cluster"]  # known when the nodes have answered
-        del invariants["data"], invariants["changed"]  # words of the sentence
+        del invariants["data"], invariants["changed"], invariants["carries"]  # words, too
         invariants["epsilon"] = self.privacy_plan.target  # the spent one is the accountant's digit
         del invariants["rho_zcdp"]  # follows from the noise, which is an invariant
         invariants["groups"] = dict(self.spec.groups)  # what each pays is the accountant's, too
@@ -419,7 +419,7 @@ def trusted_noise(phase: Phase, keys: Path = Path(), run: str = "") -> Aggregato
     return AggregatorNoise(phase.factorization, phase.participation, phase.multiplier, keys, run)
 
 
-MEASURED = {"benchmark", "rival"}  # words of the sentence on what was measured of a result
+WORDS = {"benchmark", "rival", "split"}  # of the sentence alone: what they tell is in other keys
 
 
 def check_invariants(run: RunFolder, invariants: Mapping[str, Any]) -> None:
@@ -435,7 +435,7 @@ def check_invariants(run: RunFolder, invariants: Mapping[str, Any]) -> None:
         return
     changed = [
         f"{key} = {invariants.get(key)!r} was {stored.get(key)!r}"
-        for key in sorted({*invariants, *stored} - MEASURED)
+        for key in sorted({*invariants, *stored} - WORDS)
         if invariants.get(key) != stored.get(key)
     ]
     if changed:

@@ -137,6 +137,7 @@ def test_everything_is_said_at_once(run: Run) -> None:
         ("data.partition=uniform", "need 440 texts (data.partition = 'uniform')"),
         ("data.public-pool=390", "has 400 texts, and data.public-pool = 390"),
         ("data.public-path=", "data.public-path is empty"),
+        ("data.public-path=users.jsonl", "is the text of the users (data.path)"),
         ("data.path=empty.jsonl", "holds no row that can be read"),
         ("data.path=run.toml", "format '.toml' is not known"),
         ("models.embedder=ngram-1", "models.embedder = 'ngram-1'"),

@@ -22,6 +22,9 @@ def test_a_statement_lies_beside_a_file_or_in_its_folder(tmp_path: Path) -> None
     assert carried(file) == carried(tmp_path) == ""
     said.write_text("# Privacy of this run\n\nEpsilon = 3\n")
     assert carried(file) == carried(tmp_path) == "# Privacy of this run\n\nEpsilon = 3"
+    (tmp_path / "data").mkdir()  # as it is published, and as a run has its model
+    assert carried(tmp_path / "data") == carried(f"hub:{tmp_path}#train:9") == carried(file)
+    assert carried("hub:a/b") == ""
     said.write_text("# Privacy\n\nOf a web site.")
     assert carried(file) == ""
 

@@ -270,9 +270,27 @@ def test_public_text_that_users_made_carries_what_it_carries(tmp_path: Path) -> 
     text, numbers = told(public)
     assert numbers == {} and CARRIED in text and CARRIES in text
     assert "nothing private was used" not in text and "anyone's texts" not in text
-    assert "beside that of the public text" in text
-    text, numbers = told(RunConfig.from_flat(values))
-    assert numbers["epsilon"] > 7 and text.count(CARRIES) == 2
+    assert "beside that of what was given as public" in text
+    asking = RunConfig.from_flat(values)
+    text, numbers = told(asking)
+    assert numbers["epsilon"] > 7 and text.count(CARRIES) == 3
+    assert statement(asking).page().endswith("# Privacy of this run\n\nEpsilon = 3\n")
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "privacy.md").write_text("# Privacy of this run\n\nEpsilon = 4\n")
+    model = {**values, "models.generator": str(tmp_path / "run" / "model")}
+    assert carried_by(RunConfig.from_flat(model)).count("# Privacy of this run") == 2
+
+
+def test_users_made_of_rows_are_no_persons() -> None:
+    values = {"data.source": "files", "data.path": "u.jsonl", "data.public-path": "p.jsonl"}
+    for more in ({"data.partition": "uniform"}, {"data.user-column": ""}):
+        own = statement(RunConfig.from_flat({**values, **more}))
+        answer = {i.question: i.answer for i in fact_sheet(known({}, **claim_record(own)))}
+        told = f"{own.short()} {answer}"
+        assert "a share of the rows, not a person" in own.short()
+        assert "a person who wrote several rows may be several users" in told
+    deployed = RunConfig.from_flat({**values, "data.path": "", "data.user-column": ""})
+    assert "not a person" not in statement(deployed).sentence()
 
 
 def test_delta_is_told_beside_the_users() -> None:

@@ -71,6 +71,18 @@ def test_a_run_is_told_in_order(tmp_path: Path) -> None:
     assert "not listed" not in text and "released" not in text and "a text" not in text
 
 
+def test_no_times_where_they_tell_how_many_were_sampled(tmp_path: Path) -> None:
+    found = Trackers(["tensorboard"])
+    settings = {"nodes": 1, "aggregation": "plain", "sampler": "poisson"}
+    found.run_started(RunStart(RUN, tmp_path, {}, settings, {}))
+    found.stage("rounds", 3.0)
+    times = {"seconds": 2.0, "exchange_seconds": 1.0}
+    found.round_ended("rounds", {"round": 1, "noise_std": 5.0, **times})
+    found.run_ended({"rounds": 1, "wall_seconds": 9.0})
+    text = (tmp_path / EVENTS).read_text()
+    assert "seconds" not in text and "noise_std" in text
+
+
 def test_after_the_result_nothing_is_told(tmp_path: Path) -> None:
     """The benchmark's stages, and its figures, come later."""
     found = begun(tmp_path)

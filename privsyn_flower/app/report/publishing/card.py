@@ -11,10 +11,9 @@ import json
 import platform
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from privsyn_flower.app.public.source import TITLE, carried
+from privsyn_flower.app.public.source import TITLE
 from privsyn_flower.app.report.guarantee import fact_sheet, text_environment
 from privsyn_flower.app.report.places import places
 from privsyn_flower.app.report.publishing.product import (
@@ -39,6 +38,7 @@ from privsyn_flower.app.report.tables import table
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.config.schema import METHODS
 from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.server_apps.public_text import carried_by
 from privsyn_flower.text.models.gguf import packaged
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 
@@ -98,7 +98,7 @@ def card(product: Product, facts: Facts) -> str:
             lstm=facts.model_type == LSTM,
             auto=AUTO.get(facts.architecture.rpartition("For")[2], "AutoModel"),
             private_text=private_text(config),
-            public_text=public_text(config),
+            public_text=public_text(config, summary.get("carries") or carried_by(config)),
             models=models(config, facts.loaded),
             sheet=fact_sheet(summary) if asked else [],
             figures=list(_figures(product)) if facts.figures else [],
@@ -206,8 +206,18 @@ LONGEST = 200  # characters of a licence's name; what is longer is its text
 MOST = 12  # packages that a line names
 
 
-def public_text(config: RunConfig) -> list[str]:
-    """Markdown lines about the public text of a run."""
+def public_text(config: RunConfig, claim: str = "") -> list[str]:
+    """Markdown lines about the public text of a run. claim: what it, or a model that the run was
+    given, carries."""
+    lines = _public_text(config)
+    if claim:
+        told = "What was given as public was made of users' answers, and its own epsilon adds to"
+        lines += ["", f"{told} this one:", ""]
+        lines += [f"> {line}".rstrip() for line in claim.replace(TITLE, "").splitlines()]
+    return lines
+
+
+def _public_text(config: RunConfig) -> list[str]:
     data = config.data
     if data.source == "docstrings":
         names = split_list(data.public_packages) + split_list(data.minority_packages)
@@ -222,12 +232,7 @@ def public_text(config: RunConfig) -> list[str]:
     if data.public_path.startswith(HUB):
         name = data.public_path.removeprefix(HUB)
         return [f"The data set {_on_the_hub(name, 'datasets/')}; its licence is on its own card."]
-    lines = [f"A file of the publisher's own; its licence: {UNKNOWN} here."]
-    claim = carried(Path(data.public_path))
-    if claim:
-        lines += ["", "It was made of users' answers itself, and its own epsilon adds to this one:"]
-        lines += ["", *(f"> {line}".rstrip() for line in claim.removeprefix(TITLE).splitlines())]
-    return lines
+    return [f"A file of the publisher's own; its licence: {UNKNOWN} here."]
 
 
 def private_text(config: RunConfig) -> str:

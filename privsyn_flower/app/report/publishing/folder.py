@@ -172,7 +172,8 @@ def _statement(product: Product) -> str:
     """The run's own, as its summary has it; a file only where an earlier version noted none."""
     summary, path = product.summary, product.run / STATEMENT
     if "privacy_short" in summary:
-        text = page(str(summary["privacy_short"]), str(summary["privacy"]))
+        own = str(summary["privacy_short"]), str(summary["privacy"])
+        text = page(*own, str(summary.get("carries", "")))
     else:
         text = path.read_text(encoding="utf-8") if is_own_file(path) else ""
     if text and product.without_seeds:

@@ -19,6 +19,7 @@ from privsyn_flower.app.report.publishing.card import (
 )
 from privsyn_flower.app.report.publishing.product import columns_of, size_category, write_parquet
 from privsyn_flower.config import RunConfig
+from privsyn_flower.server_apps.public_text import carried_by
 
 
 def of(**values: Any) -> RunConfig:
@@ -63,7 +64,8 @@ def test_public_text_of_every_kind(tmp_path: Path) -> None:
     own = of(**files, **{"data.public-path": str(tmp_path / "public.jsonl")})
     assert len(public_text(own)) == 1 and "unknown here" in public_text(own)[0]
     (tmp_path / "privacy.md").write_text("# Privacy of this text\n\nEpsilon = 3.\n")
-    assert "> Epsilon = 3." in public_text(own) and "adds to this one" in public_text(own)[2]
+    told = public_text(own, carried_by(own))
+    assert "> Epsilon = 3." in told and "adds to this one" in told[2]
     assert private_text(own) == "the users' own, which is not here"
     assert "scipy, scikit-learn, pandas" in private_text(of())
 
