@@ -60,6 +60,7 @@ def test_a_device_installs_nothing_that_is_the_servers() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     names = [re.split(r"[<>=\[]", wanted)[0] for wanted in project["dependencies"]]
     assert sorted(names) == [
+        "click",
         "cryptography",
         "flwr",
         "numpy",

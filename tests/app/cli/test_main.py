@@ -17,6 +17,19 @@ from tests.rigs.command_line import privsyn
 check = partial(privsyn, "data", "check")
 
 
+@pytest.mark.parametrize(
+    ("command", "about"),
+    [
+        ("plan", "TOML file; default: the demo"),
+        ("report", "Run folders, or their summary.json."),
+        ("publish", "Folder of a finished run."),
+        ("data check", "jsonl, csv, tsv or parquet"),
+    ],
+)
+def test_the_help_of_a_command_is_also_that_of_its_arguments(command: str, about: str) -> None:
+    assert about in privsyn(*command.split(), "--help").stdout
+
+
 def test_data_check(tmp_path: Path) -> None:
     good = tmp_path / "good.jsonl"
     good.write_text('{"user_id": "a", "text": "one two"}\n')
