@@ -4,8 +4,9 @@ Queries and the privacy plan stay. What is made of the releases may be made in a
 made before is then removed, and never mixed with the new.
 
 Every key that all methods have, or its whole table, stands in one of the two lists; a key's own
-entry goes before its table's. The keys of a method's own table are never changed. What a method
-asks its users with although others write with it alone, its recipe holds back (`asks_with`).
+entry goes before its table's. The keys of a method's own table are never changed. Keys that a
+method's queries depend on, though other methods only write with them, its recipe withholds
+(`asks_with`).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def changes_of(folder: RunFolder, config: RunConfig) -> Changes:
     released = folder.load_value(ALL_RELEASED) == before.rounds
     held = recipe_of(before).asks_with(before, released=released)
     if barred := [key for key in found if entry_of(key, held)]:
-        when = f"method = {before.method!r} asks its users by them"
+        when = f"the queries of method = {before.method!r} depend on them"
         _refuse(folder, found, barred, f"{when}; restore the values, or choose another run-folder")
     return found
 

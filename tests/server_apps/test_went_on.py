@@ -203,7 +203,7 @@ def test_a_method_holds_back_what_it_asks_with(
         if later is None or (later and released == 3):
             assert set(changes_of(folder, other)) == {key}
         else:
-            with pytest.raises(ConfigError, match=f"{key} = .*asks its users by them"):
+            with pytest.raises(ConfigError, match=f"{key} = .*depend on them"):
                 changes_of(folder, other)
 
 
@@ -251,7 +251,7 @@ def test_what_was_paid_for_outlives_an_expansion_that_drops_all(
     none = generated(path, "--samples", 3, "--seed", 1)
     assert none.exit_code == 1 and "12 too short" in none.output
     asked = generated(path, "--samples", 3, "--seed", 1, "--set", "rounds=3")
-    assert asked.exit_code == 1 and "--set rounds: the run was asked by it" in asked.output
+    assert asked.exit_code == 1 and "--set rounds: the run's queries depend on it" in asked.output
     assert not list(path.glob("generated-1*")) and not list(path.glob(".generated*"))
     (path / "kept.json").rename(path / "summary.json")
     (path / "config.toml").write_text(own)

@@ -50,8 +50,8 @@ def generate_command(
 
     out: None: RUN/generated-SEED-SAMPLES.jsonl. settings: "key=value" of keys that touch nothing
     that was asked. Post-processing of what the run released: costs no privacy, and opens neither
-    private data nor the ledger. CTCL's goes on where a call like it was killed. Raises ConfigError
-    for a run without anything to write of, and a file that is there.
+    private data nor the ledger. CTCL's and resource-adaptive's go on where a call like it was
+    killed. Raises ConfigError for a run without anything to write of, and a file that is there.
     """
     folder = run.expanduser().absolute()
     given = dict(parse_override(text) for text in settings or [])
@@ -152,8 +152,9 @@ def _with_settings(config: RunConfig, folder: Path, settings: Mapping[str, Scala
     for key in settings:
         if not changeable(key) or entry_of(key, held):
             raise ConfigError(
-                f"--set {key}: the run was asked by it; only keys of what is made of its releases "
-                "may differ (generation, expand, models.generator and others, docs/runs.md)"
+                f"--set {key}: the run's queries depend on it; only keys applied after the "
+                "releases may differ (generation, expand, models.generator and others, "
+                "docs/runs.md)"
             )
     return absolute_paths(RunConfig.from_flat({**config.flat(), **settings}), folder)
 

@@ -14,16 +14,7 @@ from privsyn_flower import __version__
 from privsyn_flower.app.cli.account import account, calibrate, ledger_app
 from privsyn_flower.app.cli.data import data_app
 from privsyn_flower.app.cli.embedder import embedder_app, models_app
-from privsyn_flower.app.cli.errors import (
-    RESUMED,
-    AsJson,
-    Commands,
-    Config,
-    Settings,
-    fail,
-    failing,
-    freed,
-)
+from privsyn_flower.app.cli.errors import AsJson, Commands, Config, Settings, fail, failing, freed
 from privsyn_flower.app.cli.metrics import metrics
 from privsyn_flower.app.cli.node import federation_app, node_app
 from privsyn_flower.app.cli.proximity import proximity
@@ -143,7 +134,7 @@ def audit(
     trials: Annotated[int, typer.Option(help="Releases, half of them with the canary.")] = 10_000,
     kind: Annotated[
         str,
-        typer.Option(help="evaluation; default: the rounds' query, and of ctcl its topics, too."),
+        typer.Option(help="evaluation; default: the rounds' query and what is asked beside them."),
     ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object for each kind, a line each.")
@@ -151,7 +142,7 @@ def audit(
 ) -> None:
     """Measure releases in this process: do they leak more, or are they less noisy, than claimed?
 
-    One release; of a trusted aggregator's noise, which may be correlated, all rounds of a run.
+    One release; for correlated noise or a trusted aggregator's, all rounds of a run.
     Exits 1 when a measurement contradicts the claim. Passing is evidence, not a proof.
     """
     from privsyn_flower.app.audit import audit as measure
@@ -176,18 +167,20 @@ def generate(
     out: Annotated[
         Path | None, typer.Option(help="File of JSON lines; RUN/generated-SEED-SAMPLES.jsonl.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Other text with another one.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed gives other text.")] = 0,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, as generation.base-url=...")
     ] = None,
 ) -> None:
     """More synthetic text of what a run released: no private data, no federation, no privacy spent.
 
-    Called again after it was stopped, CTCL's goes on. The last line on stdout is the file.
+    Called again after it was stopped, CTCL's and resource-adaptive's go on; others begin anew. The
+    last line on stdout is the file.
     """
     from privsyn_flower.app.cli.generate import generate_command
 
-    with failing(ValueError, RuntimeError, OSError, code=1, interrupted=RESUMED):
+    interrupted = "interrupted; call it again"
+    with failing(ValueError, RuntimeError, OSError, code=1, interrupted=interrupted):
         path, notes = generate_command(run, samples, out, seed, settings)
     for note in notes:
         typer.secho(note, err=True)
@@ -210,7 +203,7 @@ def report(
         bool, typer.Option("--markdown", help="Tables as Markdown, however wide they are.")
     ] = False,
 ) -> None:
-    """Finished runs side by side: accuracy, epsilon, bytes and computing, by whom they trust.
+    """Finished runs side by side: accuracy, epsilon, bytes and computing, grouped by trust model.
 
     With --checklist, the guarantee of each run item by item (Ponomareva et al. 2023); with
     --fact-sheet, by the points of NIST SP 800-226. With --html, a file that needs no network: of

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from privsyn_flower.app.cli import generate as cli_generate
 from privsyn_flower.app.cli import run as cli_run
 from privsyn_flower.app.cli.ending import ending
 from privsyn_flower.app.cli.errors import fail
@@ -167,3 +168,14 @@ def test_no_locale_ends_a_resume(place: Path, variables: dict[str, str], drawn: 
 
 def test_the_end_keeps_what_the_terminal_can_show(tmp_path: Path) -> None:
     assert "files:Größe.jsonl" in ending(SUMMARY, tmp_path)
+
+
+def test_ctrl_c_promises_no_resumed_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only generators of CTCL's kind go on where they were; the others write anew."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_generate, "generate_command", stop)
+    result = CliRunner().invoke(app, ["generate", "run", "--samples", "3"])
+    assert result.exit_code == 130 and "interrupted; call it again" in result.stderr
