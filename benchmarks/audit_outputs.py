@@ -1,4 +1,4 @@
-"""Do the audits of `privsyn inspect` ring where they should, and only there?
+"""Do the audits of `privsyn inspect` raise an alarm where they should, and only there?
 
 Miniatures of every method with canaries, each at an honest epsilon, with a tenth of the noise that
 its claim needs, and with next to none. Over the runs of one setting the guesses are pooled, and the
@@ -140,7 +140,7 @@ def row(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "attack": best,
         "auc": round(means[best], 3),
         "bound": round(bound, 2),
-        "rings": bound > setting.claim,
+        "caught": bound > setting.claim,
     }
 
 
@@ -151,10 +151,10 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         less = (
             "as claimed" if one["less"] == 1 else f"a {one['less']}th: {one['epsilon']:g} in truth"
         )
-        rings = "**rings**" if one["rings"] else ""
+        caught = "**caught**" if one["caught"] else ""
         yield (
             f"| {one['method']} | {one['claim']:g} | {less} | {one['runs']} | {one['attack']} | "
-            f"{one['auc']:.3f} | {one['bound']:.2f} | {rings} |"
+            f"{one['auc']:.3f} | {one['bound']:.2f} | {caught} |"
         )
 
 

@@ -1,5 +1,5 @@
 """`privsyn publish`: a finished run's text or model as a folder with a card, and to the hub; and
-`privsyn inspect`: what the run's synthetic text repeats of private users' texts."""
+`privsyn inspect`: what a run tells of its private users."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def inspected(product: Product, replayed: Replayed) -> Product:
     if product.config.data.canaries and replayed != "publish":
         raise PublishError(
             f"data.canaries = {product.config.data.canaries}: users were made up for an audit, and "
-            "the result is not for use (--with-found publishes it all the same)"
+            "the result is not for release (--with-found publishes it all the same)"
         )
     path, text = product.run / FILE, product.run / TEXT
     if replayed == "publish":
@@ -215,7 +215,7 @@ def _check(licence: str, name: str, public: bool) -> None:
 
 
 def inspect(
-    run: Annotated[Path, typer.Argument(help="Folder of a run with synthetic text.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     against: Annotated[
         Path | None,
         typer.Option(
