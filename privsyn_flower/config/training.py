@@ -124,7 +124,7 @@ class TrainingConfig(AveragingConfig, LocalConfig):
         "token, or which class of training.labels a text has (its label)"
     )  # fmt: skip
     labels: str = Field(
-        "", description="classification: public class list; a text of no class in it counts nothing"
+        "", description="classification: public class list; other texts are ignored"
     )
     public_steps: int = Field(
         0, ge=0, description="fine-tuning on public text before round 1; 0: none"
