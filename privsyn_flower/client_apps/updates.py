@@ -76,7 +76,7 @@ def check_update(query: Query, node: Node) -> None:
         _shipped(query, folder, options)
         query.once(_conditions)
         if options.special_tokens == "bos-eos" and (asked is not None or classes_in(folder)):
-            raise WireError(Refusal.MALFORMED, "training.special-tokens is for next tokens alone")
+            raise WireError(Refusal.MALFORMED, "special-tokens is for next tokens alone")
         check_ends(folder, options.special_tokens)
     if asked is not None and asked.topics:
         if node.policy is not None:
@@ -153,7 +153,7 @@ def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
         with_source = f" with condition.max-source = {longest_source}" if asked else ""
         raise WireError(
             Refusal.MALFORMED,
-            f"training.sequence-length = {options.sequence_length}{with_source} is above the "
+            f"sequence-length = {options.sequence_length}{with_source} is above the "
             f"base's {longest}",
         )
     return parameters

@@ -1,8 +1,8 @@
 """The run configuration: typed, bounded and explained keys; TOML files and `--set`.
 
-`schema` has the top-level keys and a table of methods; each table of keys has a file, with what it
-needs of the others; `toml` reads and writes files. A node's policy needs `section` alone: the
-others are imported when first asked for.
+`common` has the top-level keys, `schema` the table of methods; each table of keys has a file, with
+what it needs of the others; `toml` reads and writes files. A node's policy needs `section` alone:
+the others are imported when first asked for.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
 """Measures of synthetic text: next-token prediction, distances of distributions, intervals.
 
 Importing this package loads nothing: names are imported when first asked for. Nothing here opens
-private or held-out text: that is the package `benchmark`, in simulation only.
+private or held-out text: that is `app.benchmark`, in simulation only.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Configuration -> the privacy plan of a run, and the session that keeps to it."""
+"""Configuration -> a run's privacy plan, and what its session is given."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ correlation of noise that is correlated between rounds: whitened, the rounds mus
 sampling    where users are sampled: how often, how often the canary's vector is in a sum that it
             was there for, and whether users are sampled independently (`statistics`).
 
-What a run asks besides its rounds, CTCL's histogram of topics, is a measurement of its own.
+What is asked besides the rounds (CTCL's topics, weak nodes' votes) is a measurement of its own.
 
 Of the nodes' independent noise one release is measured, because every release has noise of its
 own; of noise that is correlated, and of an aggregator's, all rounds of a run together.

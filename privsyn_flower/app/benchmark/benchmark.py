@@ -1,8 +1,9 @@
 """What a simulated run is worth, measured with private and held-out text.
 
-With `private.py` and `fine_tunings.py` the ONLY file that opens private or held-out text outside
-the nodes (rule 4). It runs in simulation with `benchmark = true`, and its figures are no part of
-the private result: they go under `benchmark` in summary.json and are not covered by epsilon.
+Of what measures a run, this, `private.py`, `fine_tunings.py` and `app/inspect` alone open private
+or held-out text outside the nodes (rule 4). It runs in simulation with `benchmark = true`, and its
+figures are no part of the private result: they go under `benchmark` in summary.json and are not
+covered by epsilon.
 """
 
 from __future__ import annotations

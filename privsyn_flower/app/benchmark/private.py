@@ -1,7 +1,8 @@
 """Private and held-out text of a simulated run, its embeddings, and distances to it.
 
-With `benchmark.py` and `fine_tunings.py` the ONLY file that opens such text outside the nodes (rule
-4): in simulation, with `benchmark = true`, and only the ServerApp may import it."""
+Of what measures a run, this, `benchmark.py`, `fine_tunings.py` and `app/inspect` alone open such
+text outside the nodes (rule 4): here in simulation, with `benchmark = true`, and only the ServerApp
+may import it."""
 
 from __future__ import annotations
 

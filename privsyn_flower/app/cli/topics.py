@@ -129,7 +129,7 @@ def import_(
         str, typer.Option(help="What SOURCE was made with; CTCL's authors: minilm.")
     ] = "minilm",
 ) -> None:
-    """Take over a BERTopic folder as CTCL's authors publish theirs; its outliers are left out."""
+    """Import a BERTopic folder like that of CTCL's authors, without outliers."""
     from privsyn_flower.text.embedders import embedder_fingerprint, known_dimension
     from privsyn_flower.text.topics import import_bertopic, save_topics
 

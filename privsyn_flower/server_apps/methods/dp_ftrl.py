@@ -1,4 +1,4 @@
-"""DP-FTRL in a run: rounds whose noise a trusted aggregator correlates."""
+"""DP-FTRL in a run: rounds whose noise is correlated."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class PeRecipe(PrETextRecipe):
     @classmethod
     def num_variations(cls, config: RunConfig) -> tuple[int, int]:
         """PE: the survivors, after the last round, too. Aug-PE: L - 1 of each, but after the last
-        (`strategies.private_evolution`)."""
+        (`strategies.pe`)."""
         own = config[PeConfig]
         if own.copies == 1:
             return own.population, config.rounds

@@ -1,6 +1,6 @@
-"""What the recipes of methods that write text share: the text, its benchmark; of those with rounds
-their control, too; of rows of the papers' tables whose users answer nothing that there are no
-phases and no ledger (their `strategy` is the list of texts that they begin with).
+"""Shared by recipes that write text: the text and its benchmark; with rounds, the control.
+
+BaselineRecipe: no queries, phases or ledger; its strategy is the list of initial texts.
 """
 
 from __future__ import annotations
