@@ -144,7 +144,7 @@ results: install  ## docs/results/measured.md: the demos over seeds and epsilons
 assets: install  ## the shipped tiny models, trained on public packages only (about an hour)
 	$(BIN)/python scripts/make_assets.py
 
-app-config: install  ## what is generated from privsyn_flower/config: keys in pyproject.toml and in the docs
+app-config: install  ## what is generated from the configuration's keys: app/pyproject.toml and the tables of the docs
 	$(BIN)/python scripts/update_app_config.py
 	$(BIN)/python scripts/update_docs.py
 
