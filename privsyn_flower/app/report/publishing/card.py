@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from privsyn_flower.app.public.source import TITLE
+from privsyn_flower.app.public.source import TITLE, carried
 from privsyn_flower.app.report.guarantee import fact_sheet, text_environment
 from privsyn_flower.app.report.places import places
 from privsyn_flower.app.report.publishing.product import (
@@ -38,7 +38,6 @@ from privsyn_flower.app.report.tables import table
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.config.schema import METHODS
 from privsyn_flower.privacy.wording import at_most
-from privsyn_flower.server_apps.public_text import carried_by
 from privsyn_flower.text.models.gguf import packaged
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 
@@ -98,7 +97,7 @@ def card(product: Product, facts: Facts) -> str:
             lstm=facts.model_type == LSTM,
             auto=AUTO.get(facts.architecture.rpartition("For")[2], "AutoModel"),
             private_text=private_text(config),
-            public_text=public_text(config, summary.get("carries") or carried_by(config)),
+            public_text=public_text(config, _carries(product)),
             models=models(config, facts.loaded),
             sheet=fact_sheet(summary) if asked else [],
             figures=list(_figures(product)) if facts.figures else [],
@@ -215,6 +214,12 @@ def public_text(config: RunConfig, claim: str = "") -> list[str]:
         lines += ["", f"{told} this one:", ""]
         lines += [f"> {line}".rstrip() for line in claim.replace(TITLE, "").splitlines()]
     return lines
+
+
+def _carries(product: Product) -> str:
+    """The statements of what the run was given as public; an earlier version noted none."""
+    place = product.config.data.public_path
+    return str(product.summary.get("carries", carried(place) if place else ""))
 
 
 def _public_text(config: RunConfig) -> list[str]:
