@@ -37,7 +37,7 @@ Settings = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def freed(path: Path | None, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def benchmark_free(path: Path | None, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """`without_benchmark`, which a line for each key says."""
     from privsyn_flower.app.cli.ending import tell
 

@@ -14,7 +14,15 @@ from privsyn_flower import __version__
 from privsyn_flower.app.cli.account import account, calibrate, ledger_app
 from privsyn_flower.app.cli.data import data_app
 from privsyn_flower.app.cli.embedder import embedder_app, models_app
-from privsyn_flower.app.cli.errors import AsJson, Commands, Config, Settings, fail, failing, freed
+from privsyn_flower.app.cli.errors import (
+    AsJson,
+    Commands,
+    Config,
+    Settings,
+    benchmark_free,
+    fail,
+    failing,
+)
 from privsyn_flower.app.cli.metrics import metrics
 from privsyn_flower.app.cli.node import federation_app, node_app
 from privsyn_flower.app.cli.proximity import proximity
@@ -152,7 +160,7 @@ def audit(
     with failing(ValueError):
         overrides = dict(parse_override(text) for text in settings or [])
         path = config or default_config()
-        loaded = load_config(path, overrides | freed(path, overrides))
+        loaded = load_config(path, overrides | benchmark_free(path, overrides))
         found = [measure(loaded, trials, one) for one in ([kind] if kind else kinds(loaded))]
     told = [json.dumps(one.to_dict()) if as_json else described(one) for one in found]
     typer.echo(("\n" if as_json else "\n\n").join(told))

@@ -10,7 +10,7 @@ from typing import Any
 
 from privsyn_flower.app.cli.display import fitted, width
 from privsyn_flower.app.cli.ending import tell
-from privsyn_flower.app.cli.errors import freed, json_text
+from privsyn_flower.app.cli.errors import benchmark_free, json_text
 from privsyn_flower.app.preflight.data import default_generator
 from privsyn_flower.app.preflight.exchange import exchange_of, weak_vote
 from privsyn_flower.app.preflight.numbers import SURE, signal_of
@@ -36,7 +36,7 @@ def printed(path: Path | None, settings: list[str], vary: str, in_json: bool) ->
     """What `privsyn plan` prints: the plan, or with `vary` a table over a key's values. Raises
     ValueError for a configuration that is wrong."""
     given = dict(parse_override(text) for text in settings)
-    changed = freed(path, given)
+    changed = benchmark_free(path, given)
     chosen, why = default_generator(path, given | changed)
     if why:
         tell(why)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from privsyn_flower.app.cli.display import Display
 from privsyn_flower.app.cli.ending import product_lines, show_outcome, tell
-from privsyn_flower.app.cli.errors import freed
+from privsyn_flower.app.cli.errors import benchmark_free
 from privsyn_flower.app.local import loopback_guard
 from privsyn_flower.app.local.federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.app.local.processes import on_endings, stoppable
@@ -87,7 +87,7 @@ def run_command(
         return _resume(resume.expanduser().absolute(), settings, there)
     overrides = dict(parse_override(text) for text in settings)
     path = config or default_config()
-    overrides |= freed(path, overrides)
+    overrides |= benchmark_free(path, overrides)
     chosen, why = default_generator(path, overrides)
     if why:
         tell(why)
