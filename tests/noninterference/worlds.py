@@ -197,8 +197,9 @@ def seed_of(held_out: bool) -> int:
     """A seed of the split by which the target is held out, or takes part in the rounds."""
     for seed in range(100):
         with tempfile.TemporaryDirectory() as name:
-            write(Path(name) / "a.jsonl", population(False), ["user_id", "text"])
-            values = {"data.path": f"{name}/a.jsonl", "data.public-path": f"{name}/a.jsonl"}
+            for file in ("a.jsonl", "public.jsonl"):
+                write(Path(name) / file, population(False), ["user_id", "text"])
+            values = {"data.path": f"{name}/a.jsonl", "data.public-path": f"{name}/public.jsonl"}
             values |= {"data.source": "files", "data.users": USERS, "data.seed": seed, **HELD_OUT}
             values |= {"data.public-pool": 1, "data.public-validation": 1}
             config = RunConfig.from_flat({**values, "data.near-duplicates": "keep"})

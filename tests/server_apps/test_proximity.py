@@ -132,7 +132,7 @@ def test_a_pool_that_carries_an_epsilon_is_told(
     assert public_text(config, silent).pool == ["one two"] and not caplog.messages
     (tmp_path / "privacy.md").write_text("# Privacy of this run\n\nEpsilon = 3.")
     assert public_text(config, silent).pool == ["one two"]
-    assert "what this text carries already" in caplog.text
+    assert "what it carries already" in caplog.text
 
 
 def test_keys() -> None:
