@@ -134,8 +134,11 @@ def check_public(config: DataConfig) -> None:
     if not all(places) or config.source in ("docstrings", "chats", "emails"):
         return
     private, public = map(place_path, places)
+    named = [place.partition("#")[2] if place.startswith(HUB) else "" for place in places]
+    parts = {part.partition(":")[0] or "train" for part in named}
     there = private.exists() and public.exists()
-    if private == public or (there and private.samefile(public)):
+    # Two splits of one data set are two texts; of one split, any rows are the users'.
+    if len(parts) == 1 and (private == public or (there and private.samefile(public))):
         key = "data.path" if config.source == "files" else "data.source"
         raise DataError(
             f"data.public-path = {config.public_path!r} is the text of the users ({key}), and "

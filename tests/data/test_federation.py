@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from privsyn_flower.data.docstrings import scan_packages
 from privsyn_flower.data.groups import DATA, REST
 from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
 from privsyn_flower.data.partition import NEAR
-from privsyn_flower.data.text_files import public_groups
+from privsyn_flower.data.text_files import check_public, public_groups
 from tests.rigs.users import write, write_jsonl
 
 DOCSTRINGS = {
@@ -497,6 +498,20 @@ def test_a_csv_means_the_same_to_both_readers(folder: Path, name: str) -> None:
     assert {row["user_id"]: [row["text"]] for row in rows} == found
     first = hub_rows("here", load_hub(f"hub:{folder}#train:2"), ["text"])
     assert [row["text"] for _, row in first] == ["null", "NA"]
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "same"),
+    [
+        ("hub:a/b", "hub:a/b#train:9", True),
+        ("hub:a/b#train", "hub:a/b#test", False),
+        ("hub:a/b", "hub:a/c", False),
+    ],
+)
+def test_the_users_split_is_no_public_text(private: str, public: str, same: bool) -> None:
+    config = DataConfig(source=private, public_path=public)
+    with pytest.raises(DataError, match="is the text of the users") if same else nullcontext():
+        check_public(config)
 
 
 def test_mixed_types_are_named(folder: Path) -> None:

@@ -118,10 +118,10 @@ def public_file(config: RunConfig) -> Findings:
         return
     if not carried(data.public_path):
         check_chosen(Path(data.public_path), seen.columns)
-    if USER in seen.columns:
+    if found := {USER, data.user_column} & seen.columns:
         yield Finding(
-            f"{data.public_path} (data.public-path) has a column {USER!r}, as users' own text has: "
-            "all of it is used and released as public text",
+            f"{data.public_path} (data.public-path) has a column {min(found)!r}, as users' own "
+            "text has: all of it is used and released as public text",
             fatal=False,
         )
     if not seen.rows:

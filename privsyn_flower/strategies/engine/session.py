@@ -386,7 +386,7 @@ class Session:
         """What must not change while a run of any method lasts, as JSON has it."""
         invariants = asdict(self.statement)
         del invariants["simulated"], invariants["cluster"]  # known when the nodes have answered
-        del invariants["data"], invariants["changed"], invariants["carries"]  # words, too
+        del invariants["data"], invariants["changed"], invariants["carries"]  # the sentence's words
         invariants["epsilon"] = self.privacy_plan.target  # the spent one is the accountant's digit
         del invariants["rho_zcdp"]  # follows from the noise, which is an invariant
         invariants["groups"] = dict(self.spec.groups)  # what each pays is the accountant's, too
