@@ -64,12 +64,16 @@ def test_thresholds_keep_both_kinds_apart(
 ) -> None:
     weights = data.draw(st.lists(st.integers(1, 9), min_size=nodes, max_size=nodes))
     total = sum(weights)
+    colluders = graph._lightest(weights, total * colluding)
+    if colluders >= nodes - 1:  # a node with nobody honest beside it
+        with pytest.raises(ValueError, match="leave no threshold"):
+            plan(weights, total * (1 - colluding - dropping) - 1e-6, total * colluding)
+        return
     got = plan(weights, total * (1 - colluding - dropping) - 1e-6, total * colluding)
     assert got == plan(weights[::-1], total * (1 - colluding - dropping) - 1e-6, total * colluding)
     assert got.degree / 2 < got.threshold <= got.degree <= nodes - 1
     if nodes < COMPLETE_BELOW:
         assert (got.degree, got.stretch) == (nodes - 1, 0)
-        colluders = graph._lightest(weights, total * colluding)
         assert 2 * got.threshold > got.degree + colluders
     if got.degree < nodes - 1:
         assert got.degree % 2 == 0
