@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from privsyn_flower.app.cli.compare.estimates import Bounds, Difference, Line, numeric
+from privsyn_flower.app.cli.compare.estimates import Bounds, Difference, Line, change, numeric
 from privsyn_flower.app.cli.compare.tables import escaped, point_label
 from privsyn_flower.config.grid import GridConfig, Point
 
@@ -23,25 +23,23 @@ Place = tuple[Any, ...]  # a method's name, and axes with their values
 
 @dataclass(frozen=True)
 class Expectation:
-    """One expectation at one point. gain: of what is expected to be ahead, in accuracy; bounds: the
-    lowest and the highest of its 95 % intervals; both None where runs are missing, which `missing`
-    names."""
+    """One expectation at one point. gain: of what is expected to be ahead, in accuracy, which alone
+    decides; bounds: the lowest and the highest of its 95 % intervals; both None where runs are
+    missing, which `missing` names. beside: what else the same runs tell."""
 
     says: str
     verdict: Verdict
     gain: float | None = None
     bounds: Bounds | None = None
     missing: str = ""
+    beside: str = ""
 
     def sentence(self) -> str:
         """One line of markdown."""
         told = f"{self.says}: **{self.verdict}**"
         if self.gain is not None:
-            told += f" ({self.gain:+.{DIGITS}f} in accuracy"
-            if self.bounds is not None:
-                low, high = self.bounds
-                told += f", 95 % interval [{low:+.{DIGITS}f}, {high:+.{DIGITS}f}]"
-            told += ")"
+            told += f" ({_figure(self.gain, self.bounds)} in accuracy)"
+        told += f"; {self.beside}" if self.beside else ""
         return told + (f", for want of {self.missing}" if self.missing else "")
 
 
@@ -95,10 +93,13 @@ def _ahead(
     found = _between(pairs, one, other, point)
     if found is None:
         return Expectation(says, "not run", missing=_lacking(grid, (one, other), there, point))
-    gain, bounds = found
-    if bounds is None or bounds[0] <= 0 <= bounds[1]:
-        return Expectation(says, "not decided", gain, bounds)
-    return Expectation(says, "confirmed" if bounds[0] > 0 else "not confirmed", gain, bounds)
+    loss = _between(pairs, one, other, point, "loss")
+    beside = f"{_figure(*loss)} in loss, of which less is better" if loss else ""
+    sign = _sign(found[1])
+    verdict: Verdict = "not decided"
+    if sign:
+        verdict = "confirmed" if sign > 0 else "not confirmed"
+    return Expectation(says, verdict, *found, beside=beside)
 
 
 def _crossing(
@@ -125,19 +126,44 @@ def _crossing(
         yield Expectation(says, "not run", missing=" and ".join(missing))
         return
     signs = [_sign(one[1]) for one in own if one is not None]
+    verdict: Verdict = "not decided"
     if signs == [1, -1]:
-        yield Expectation(says, "confirmed")
-    else:
-        refuted = signs[0] < 0 or signs[1] > 0
-        yield Expectation(says, "not confirmed" if refuted else "not decided")
+        verdict = "confirmed"
+    elif signs[0] < 0 or signs[1] > 0:
+        verdict = "not confirmed"
+    yield Expectation(says, verdict, beside=_shift(pairs, ends))
+
+
+def _shift(pairs: Sequence[Difference], ends: tuple[Point, Point]) -> str:
+    """How much further training is ahead of text at the second point than at the first."""
+    told = []
+    for measure in ("accuracy", "loss"):
+        own = [
+            next((one for one in pairs if one.measure == measure and one.point == point
+                  and (one.method.name, one.against.name) == (TRAINED, PRETEXT)), None)
+            for point in ends
+        ]  # fmt: skip
+        found = change(own[1], own[0]) if own[0] and own[1] else None
+        if found is not None:
+            told.append(f"{_figure(found.value, found.seeds)} in {measure}")
+    if not told:
+        return ""
+    return f"training minus text is greater at the latter by {' and by '.join(told)}"
+
+
+def _figure(value: float, bounds: Bounds | None) -> str:
+    told = f"{value:+.{DIGITS}f}"
+    if bounds is not None:
+        told += f", 95 % interval [{bounds[0]:+.{DIGITS}f}, {bounds[1]:+.{DIGITS}f}],"
+    return told
 
 
 def _between(
-    pairs: Sequence[Difference], one: str, other: str, point: Point
+    pairs: Sequence[Difference], one: str, other: str, point: Point, measure: str = "accuracy"
 ) -> tuple[float, Bounds | None] | None:
-    """How far one method is ahead in accuracy, with its bounds; None without such a pair."""
+    """How far one method is ahead, with its bounds; None without such a pair."""
     for pair in pairs:
-        if pair.measure != "accuracy" or pair.point != point:
+        if pair.measure != measure or pair.point != point:
             continue
         names = pair.method.name, pair.against.name
         if names == (one, other):

@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -59,20 +60,24 @@ def markdown(table: list[list[str]]) -> str:
 
 
 def accuracy() -> str:
-    """What each method of the grid on chats came to."""
+    """What each method of the grid on chats came to; a curator's users send their text once, so
+    that a round has no bytes of theirs."""
 
-    def cell(one: dict[str, Any], name: str = "") -> str:
-        return "{:.4f} [{:.4f}, {:.4f}]".format(*measured(one, name))
+    def cell(runs: Sequence[dict[str, Any]], name: str = "") -> str:
+        return "{:.4f} [{:.4f}, {:.4f}]".format(*measured(runs, name))
 
-    table = [["", "trusted", *(f"epsilon {epsilon}" for epsilon in EPSILONS), "kB down", "kB up"]]
+    heads = [f"epsilon {epsilon}" for epsilon in EPSILONS]
+    table = [["", "trusted", "seeds", *heads, "kB down", "kB up"]]
     for label, kept in chats():
-        first = kept[EPSILONS[0]]
+        runs = kept[EPSILONS[0]]
+        who, count = trusted(runs[0]), min(map(len, kept.values()))
         cells = [cell(kept[e]) if e in kept else "" for e in EPSILONS]
-        sent = [first.get(f"bytes_{way}_per_user_round") or 0 for way in ("down", "up")]
-        kilobytes = [f"{one / 1000:,.0f}" if one else "" for one in sent]
-        table.append([label, trusted(first), *cells, *kilobytes])
-    table.append(["the start of all rows", "", cell(first, "start"), "", "", ""])
-    table.append(["private text, no privacy", "", cell(first, "private"), "", "", ""])
+        sent = [runs[0].get(f"bytes_{way}_per_user_round") or 0 for way in ("down", "up")]
+        kilobytes = [f"{one / 1000:,.0f}" if one and who != "curator" else "" for one in sent]
+        table.append([label, who, str(count), *cells, *kilobytes])
+    _, runs = next(chats())[1].popitem()  # of public text: it was run once
+    for said, name in ("the start of all rows", "start"), ("private text, no privacy", "private"):
+        table.append([said, "", str(len(runs)), cell(runs, name), "", "", ""])
     return markdown(table)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,28 +51,37 @@ def page_table(page: str, heading: str, columns: Sequence[str]) -> list[list[str
     raise ValueError(f"{page} has no table with {columns} below {heading!r}")
 
 
-def chats() -> Iterator[tuple[str, dict[str, Json]]]:
-    """(short label, epsilon -> summary) of each method of the grid on chats that has kept ones."""
-    for method in load_grid(GRID).methods:
-        names = {e: f"chats/{method.name}-epsilon{e}-seed0.json" for e in EPSILONS}
-        if kept := {e: summary(name) for e, name in names.items() if (RESULTS / name).exists()}:
-            yield re.split(r" \(|:", method.label)[0], kept
+def chats() -> Iterator[tuple[str, dict[str, list[Json]]]]:
+    """(short label, epsilon -> summaries by seed) of each method of the grid on chats that has kept
+    ones."""
+    grid = load_grid(GRID)
+    for method in grid.methods:
+        names = {
+            e: [f"chats/{method.name}-epsilon{e}-seed{seed}.json" for seed in grid.seeds]
+            for e in EPSILONS
+        }
+        kept = {e: [summary(n) for n in own if (RESULTS / n).exists()] for e, own in names.items()}
+        if kept := {e: own for e, own in kept.items() if own}:
+            yield re.split(r" \((?!tuned\))|:", method.label)[0], kept
 
 
-def measured(one: Json, name: str = "") -> tuple[float, float, float]:
-    """Accuracy and its interval; without a name of what the method gives: a model, or text."""
-    figures = one["benchmark"]
-    name = name or ("trained" if "trained" in figures["accuracy"] else "synthetic")
-    low, high = figures["accuracy_interval"][name]
-    return figures["accuracy"][name], low, high
+def measured(runs: Sequence[Json], name: str = "") -> tuple[float, float, float]:
+    """Accuracy and the bounds of its interval over held-out users, means over the runs; without a
+    name of what the method gives: a model, or text."""
+    found = []
+    for figures in (one["benchmark"] for one in runs):
+        own = name or ("trained" if "trained" in figures["accuracy"] else "synthetic")
+        found.append((figures["accuracy"][own], *figures["accuracy_interval"][own]))
+    middle, low, high = map(statistics.mean, zip(*found, strict=True))
+    return middle, low, high
 
 
 def accuracy_figure(axes: Axes) -> None:
     """Each method's accuracy at both epsilons, between what public and private text give."""
     rows, left = list(chats()), 0.15
     for number, (_, kept) in enumerate(rows):
-        for epsilon, one in kept.items():
-            (middle, low, high), (color, shift) = measured(one), COLORS[epsilon]
+        for epsilon, runs in kept.items():
+            (middle, low, high), (color, shift) = measured(runs), COLORS[epsilon]
             if middle < left:  # off the scale: its value
                 axes.text(
                     left,

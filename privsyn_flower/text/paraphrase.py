@@ -135,12 +135,14 @@ class Seq2SeqParaphraser(Paraphraser):
         super().__init__(model, thinking_tag="", **options)
         self.tokenizer.truncation_side = "left"  # the end of the prompt says what to do
         self._longest = min(int(self.tokenizer.model_max_length), LONGEST)
-        if self.model.config.decoder_start_token_id is None:
+        first = getattr(self.model.config, "decoder_start_token_id", None)
+        if first is None:
             raise ValueError(f"{model} names no decoder_start_token_id in its config.json")
+        self._first = int(first)
 
     @property
     def first(self) -> int:
-        return int(self.model.config.decoder_start_token_id)
+        return self._first
 
     def after(self, prompt: str, prefix: list[int]) -> torch.Tensor:
         import torch

@@ -112,6 +112,20 @@ def test_public_only_is_the_pool_and_is_measured(
     assert "Epsilon = 0" in ending(summary, tmp_path)
 
 
+def test_minority_only_is_the_part_of_the_pool_that_is_like_the_users(configured: Any) -> None:
+    config = configured("minority-only")
+    federation = SimpleNamespace(public_general=lambda: ["a docstring", "another"])
+    pool = ["a note", "a docstring", "a chat"]
+    run: Any = SimpleNamespace(config=config, folder=None, federation=lambda: federation)
+    models: Any = SimpleNamespace(public=SimpleNamespace(pool=pool))
+    assert recipe_of(config)(run, models).strategy(RunFolder(Path())) == ["a note", "a chat"]
+    (fault,) = recipe_of(config).faults(config)  # text of files has no part that is like another
+    assert "data.source = 'files'" in fault and "method = 'public-only'" in fault
+    chats: dict[str, Any] = {"data.source": "chats", "data.public-pool": 400}
+    config = RunConfig.from_flat({"method": "minority-only", "data.minority-share": 0.25, **chats})
+    assert not list(recipe_of(config).faults(config)) and recipe_of(config).texts(config) == 100
+
+
 @pytest.fixture
 def classes(configured: Any, tmp_path: Path) -> Callable[..., RunConfig]:
     """Further keys -> public-only on users of two classes, two thirds of them of one."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,19 @@ def test_how_many_texts_are_long_is_told_nobody(
 def test_the_kind_of_model_is_its_own(causal_folder: Path, whole_folder: Path) -> None:
     assert type(load_paraphraser(causal_folder, **OPTIONS)) is Paraphraser
     assert isinstance(load_paraphraser(whole_folder, **OPTIONS), Seq2SeqParaphraser)
+
+
+def test_a_decoder_without_a_first_token_is_refused_before_work(
+    whole_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "headless"
+    shutil.copytree(whole_folder, folder)
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((folder / name).read_text("utf-8"))
+        settings.pop("decoder_start_token_id", None)
+        (folder / name).write_text(json.dumps(settings), "utf-8")
+    with pytest.raises(ValueError, match="headless names no decoder_start_token_id in its config"):
+        load_paraphraser(folder, **OPTIONS)
 
 
 def test_the_prompt_is_the_papers_on_two_lines() -> None:

@@ -51,6 +51,7 @@ class DPPromptConfig(MethodTable):
 METHODS = (
     # With POPri's classes; its texts come out as they went in.
     MethodEntry("public-only", BASELINE, PopriConfig, order=8, product="Dataset"),
+    MethodEntry("minority-only", BASELINE, order=8, product="Dataset"),
     MethodEntry("expand-only", BASELINE, order=8),
     MethodEntry("expand-private", BASELINE, order=8),
     MethodEntry(

@@ -172,7 +172,8 @@ def class_loss(model: Any, rows: Sequence[tuple[Sequence[int], int]]) -> torch.T
 def decoder_start(tokenizer: Any, config: Any) -> int:
     """The token that the decoder starts from: the tokenizer's first of a text where it has one, as
     in CTCL's released code, else the model's own. Raises ValueError for a model without one."""
-    for token in (tokenizer.bos_token_id, config.decoder_start_token_id):
+    # A configuration has the attribute only where its file has it.
+    for token in (tokenizer.bos_token_id, getattr(config, "decoder_start_token_id", None)):
         if token is not None:
             return int(token)
     raise ValueError(f"{config.name_or_path!r} names no decoder_start_token_id")

@@ -32,6 +32,7 @@ MEASURES = ("accuracy", "loss", "macro_f1")
 UNPROTECTED = ("private", "majority")  # references that read private text without noise
 # From here on an observer's odds about a user may change by a factor of half a billion (e^20).
 NO_GUARANTEE = 20.0
+EPSILON = "epsilon"  # an axis that what asked nobody is not on
 Bounds = tuple[float, float]
 
 
@@ -75,6 +76,12 @@ class Line:
         stated = [(run.summary or {})["epsilon"] for run in self.runs]
         return max(math.inf if value is None else float(value) for value in stated)
 
+    def has(self, axis: str) -> bool:
+        """Whether its place on this axis means something: what asked nobody has no epsilon, nor has
+        a reference beside it; the grid runs them once."""
+        once = len(self.method.only.get(EPSILON, ())) == 1
+        return axis != EPSILON or not once or not (self.reference or self.trust == NO_QUERIES)
+
     @property
     def stated_epsilon(self) -> str:
         """In a table; one that promises nothing says so."""
@@ -104,8 +111,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus another at one point. alike: whether both trust the same parties. figures:
-    of the paired runs, the method's and the other's."""
+    """A method minus another at one point. alike: whether both trust the same parties, or the
+    method nobody, because it asked nobody. figures: of the paired runs, the method's and the
+    other's; seeds: theirs."""
 
     method: GridMethod
     against: GridMethod
@@ -114,6 +122,7 @@ class Difference:
     estimate: Estimate
     alike: bool = True
     figures: Sequence[Sequence[float]] = ()
+    seeds: Sequence[int] = ()
 
     @property
     def reach(self) -> Bounds | None:
@@ -175,20 +184,29 @@ def _exp(value: float) -> float:
 
 
 def differences(grid: GridConfig, lines: Sequence[Line]) -> list[Difference]:
-    """Every method's results minus those of `against`, wherever seeds and held-out users agree."""
+    """Every method's results minus those of `against`, wherever seeds and held-out users agree. One
+    that asked nobody has no epsilon: it stands beside every one that it was not run at itself."""
     results = [line for line in lines if not line.reference]
     base = grid.against or grid.methods[0].name
+    own = {(line.method.name, *line.point.items()) for line in results}
     found = []
     for line in results:
-        other = next((o for o in results if o.method.name == base and o.point == line.point), None)
-        if other is None or other is line:
-            continue
-        found += [own for measure in MEASURES if (own := paired(line, other, measure)) is not None]
+        for other in results:
+            place = line.point
+            alone = (line.method.name, *other.point.items()) not in own
+            if line.trust == NO_QUERIES and alone and EPSILON in place:
+                place = place | {EPSILON: other.point[EPSILON]}
+            if other.method.name != base or other is line or place != other.point:
+                continue
+            found += [
+                one for measure in MEASURES if (one := paired(line, other, measure)) is not None
+            ]
     return found
 
 
 def paired(line: Line, other: Line, measure: str) -> Difference | None:
-    """One row minus another over the seeds that both have; None without such a pair."""
+    """One row minus another, at the other's point, over the seeds that both have; None without
+    such a pair."""
     pairs = [
         (one, two)
         for one in line.runs
@@ -208,9 +226,25 @@ def paired(line: Line, other: Line, measure: str) -> Difference | None:
     if mine is not None and theirs is not None and mine[0] == theirs[0]:
         users = _bounds(over_users(mine[1], theirs[1], rng=_rng(measure)))
     gained = Estimate(statistics.mean(gains), users, _bounds(over_seeds(gains)), len(gains))
-    alike = line.trust == other.trust
-    figures = [here, there]
-    return Difference(line.method, other.method, line.point, measure, gained, alike, figures)
+    alike = line.trust in (other.trust, NO_QUERIES)
+    figures, seeds = [here, there], [one.cell.seed for one in ones]
+    return Difference(
+        line.method, other.method, other.point, measure, gained, alike, figures, seeds
+    )
+
+
+def change(one: Difference, other: Difference) -> Estimate | None:
+    """How much greater a difference is at one point than at another, over the seeds that both have;
+    its users' interval is not known. None without such a seed."""
+    here, there = (
+        {seed: mine - theirs for seed, mine, theirs in zip(own.seeds, *own.figures, strict=True)}
+        if own.seeds else {}
+        for own in (one, other)
+    )  # fmt: skip
+    found = [here[seed] - there[seed] for seed in here if seed in there]
+    if not found:
+        return None
+    return Estimate(statistics.mean(found), None, _bounds(over_seeds(found)), len(found))
 
 
 def comparable(one: Outcome, two: Outcome) -> bool:
@@ -266,10 +300,10 @@ def _course(own: Sequence[Difference], axis: str) -> str:
     ]
     if turns:
         cross = f"they cross {' and '.join(turns)}"
-    elif any(one.reach is None for one in own):
-        cross = "whether they cross is not decided"
-    elif signs:
+    elif len(signs) == len(own):
         cross = "they do not cross on this grid"
+    elif signs or any(one.reach is None for one in own):
+        cross = "whether they cross is not decided"
     else:
         cross = "they cannot be told apart on this grid"
     return f"{cross} (the first is {course})"

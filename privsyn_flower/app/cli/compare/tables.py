@@ -44,13 +44,17 @@ AVERAGED = (
 )
 PAIRED = (
     "Paired: the same seed and the same held-out users. `users` is missing where their own figures "
-    "were not at hand."
+    "were not at hand; then the interval over seeds decides alone, and says nothing about other "
+    "users. Every interval is for its one difference: that one of many leaves out zero by chance "
+    "is likelier."
 )
 CLOSENESS = ("frechet", "mauve", "precision", "recall")
 CLOSE = (
     "By embeddings: a smaller distance is closer, the others are greater. Precision: texts like "
     "somebody's held-out one; recall: held-out texts like one of these. Means over seeds, with "
-    "95 % intervals over held-out users (bootstrap). They depend on how many texts there are."
+    "95 % intervals over held-out users (bootstrap), of the `texts` that the model learned from, "
+    "or a sample of them. They depend on how many there are: the last column has the Frechet "
+    "distance of as many private texts."
 )
 MEANING = (
     "delta", "accountant", "adjacency", "trust", "rounds / of one user",
@@ -145,15 +149,29 @@ def _closeness(lines: Sequence[Line]) -> list[str]:
         if all(own):
             means = [[statistics.mean(v) for v in zip(*(o[f] for o in own), strict=True)]
                      for f in CLOSENESS]  # fmt: skip
-            title = escaped(", ".join([line.title, *map(" ".join, line.point.items())]))
+            title = _place(line) + ("" if line.guaranteed else " (no guarantee)")
             cells = [
                 f"{value:.3f}<br>users~ {_between((low, high), 3)}" for value, low, high in means
             ]
-            body.append([title, *cells])
+            texts = _mean_of(line, "training_texts", line.name(line.runs[0]))
+            floor = _mean_of(line, "frechet", "synthetic", "private")
+            body.append([title, f"{texts:,.0f}", *cells, f"{floor:.3f}"])
     if not body:
         return []
-    head = ["", "Frechet distance", "MAUVE", "precision", "recall"]
+    head = ["", "texts", "Frechet distance", "MAUVE", "precision", "recall", "private text's"]
     return ["## closeness to held-out text", CLOSE, "\n".join(_table(head, body))]
+
+
+def _mean_of(line: Line, *place: str) -> float:
+    """The mean over a row's runs of a figure of their benchmarks; nan where one has none."""
+    found = [_at(run.benchmark, place) for run in line.runs]
+    return math.nan if "" in found else statistics.mean(found)
+
+
+def _place(line: Line) -> str:
+    """A row's title and its point; without the epsilon of what has none."""
+    point = {axis: value for axis, value in line.point.items() if line.has(axis)}
+    return escaped(", ".join([line.title, *map(" ".join, point.items())]))
 
 
 def _rank(trust: str) -> tuple[int, str]:
@@ -171,7 +189,8 @@ def _figures(
     first = next(iter(grid.axes), "")
     names = [value.name for value in grid.axes.get(first, [])]
     shown = [name for name in names if any(line.point[first] == name for line in lines)] or [""]
-    heads = [escaped(f"{first} {name}".strip()) or measure for name in shown]
+    axis = first if any(line.has(first) for line in lines) else ""
+    heads = [escaped(f"{axis} {name}".strip()) if axis else measure for name in shown]
     rows: dict[str, dict[str, str]] = {}
     for line in lines:
         own = estimates.get((line, measure))
@@ -222,7 +241,7 @@ def _costs(lines: Sequence[Line]) -> list[str]:
     for trust, own in by_trust([line for line in lines if not line.reference]).items():
         body = [
             [
-                escaped(", ".join([line.title, *map(" ".join, line.point.items())])),
+                _place(line),
                 line.stated_epsilon,
                 *(COLUMNS[name](line.runs[0].summary) for name in MEANING),
             ]

@@ -20,6 +20,7 @@ from privsyn_flower.app.cli.compare.estimates import (
     Difference,
     Estimate,
     Line,
+    change,
     completed,
     crossings,
     differences,
@@ -167,6 +168,37 @@ def test_no_privacy_and_strange_names_in_tables() -> None:
     assert row["epsilon"] == "inf"
 
 
+def test_what_asked_nobody_is_beside_every_epsilon() -> None:
+    """It has no epsilon; the grid runs it once, and each row of the others is compared with it."""
+    grid = GridConfig.model_validate({
+        "against": "text",
+        "axes": {"epsilon": [1.29, 7.58]},
+        "methods": [
+            {"name": "public", "config": "a.toml", "only": {"epsilon": ["7.58"]}},
+            {"name": "text", "config": "a.toml"},
+        ],
+    })  # fmt: skip
+    public, text = grid.methods
+    nobody = {"threat_model": "nobody was asked", "epsilon": 0.0}
+    runs = [
+        outcome(public, {"epsilon": "7.58"}, seed, 0.1, **nobody) for seed in (0, 1)
+    ] + [
+        outcome(text, {"epsilon": name}, seed, value + seed / 100)
+        for name, value in (("7.58", 0.3), ("1.29", 0.2)) for seed in (0, 1)
+    ]  # fmt: skip
+    lines = lines_of(grid, runs)
+    at = {one.point["epsilon"]: one for one in differences(grid, lines)}
+    assert {name: one.estimate.value for name, one in at.items()} == pytest.approx(
+        {"7.58": 0.1 - 0.305, "1.29": 0.1 - 0.205}
+    )
+    assert all(one.alike and one.seeds == [0, 1] for one in at.values())
+    moved = change(at["1.29"], at["7.58"])
+    assert moved is not None and moved.value == pytest.approx(0.1) and moved.users is None
+    assert change(at["1.29"], replace(at["7.58"], seeds=[8, 9])) is None
+    page = markdown(grid, lines, [], runs)
+    assert "|  | accuracy |" in page and "public, epsilon" not in page
+
+
 def test_where_curves_cross() -> None:
     grid = grid_of()
     train = [[0.20, 0.201, 0.199]] * 3
@@ -174,6 +206,7 @@ def test_where_curves_cross() -> None:
         "crosses": [[0.22, 0.221, 0.219], [0.21, 0.211, 0.209], [0.18, 0.181, 0.179]],
         "ahead": [[0.22, 0.221, 0.219]] * 3,
         "unclear": [[0.20, 0.24, 0.17], [0.20, 0.25, 0.16], [0.21, 0.19, 0.2]],
+        "open": [[0.22, 0.221, 0.219], [0.21, 0.211, 0.209], [0.21, 0.19, 0.2]],
     }
     said = {}
     for name, text in at.items():
@@ -183,6 +216,8 @@ def test_where_curves_cross() -> None:
     assert "ahead at 250, ahead at 1000, behind at 4000" in said["crosses"]
     assert "they do not cross on this grid" in said["ahead"]
     assert "they cannot be told apart on this grid" in said["unclear"]
+    assert "whether they cross is not decided" in said["open"], "an end that is not told apart"
+    assert "ahead at 1000, not told apart at 4000" in said["open"]
     # One seed, and nobody's figures: a difference without an interval is not called a draw.
     pairs = differences(
         grid, lines_of(grid, outcomes_of(grid, {"text": at["ahead"], "train": train}))

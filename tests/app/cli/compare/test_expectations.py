@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +43,9 @@ def test_every_answer_is_of_an_interval() -> None:
         "confirmed", "not decided", "confirmed", "confirmed",
     ]  # fmt: skip
     said = found[0].sentence()
-    assert "eps 7.58: **confirmed** (+0.0030 in accuracy, 95 % interval [+0.0020, +0.0040])" in said
+    assert (
+        "eps 7.58: **confirmed** (+0.0030, 95 % interval [+0.0020, +0.0040], in accuracy)" in said
+    )
     assert found[2].bounds == (0.002, 0.006), "of what is expected to be ahead"
     assert "between eps 1.29 and eps 7.58" in found[3].says
 
@@ -61,6 +64,21 @@ def test_a_crossing_needs_both_ends(small: Bounds | None, large: Bounds, verdict
     """DP-FedAvg minus PrE-Text."""
     found = expectations(GRID, [pair("dp-fedavg", "1.29", small), pair("dp-fedavg", "7.58", large)])
     assert found[-1].verdict == verdict
+
+
+def test_how_far_training_moves_is_told_beside_a_crossing() -> None:
+    """Where neither end is decided the change between them may be: it is of the same seeds."""
+    found = expectations(GRID, [
+        replace(
+            pair("dp-fedavg", epsilon, (-0.1, 0.1), measure),
+            figures=[[0.2 + gain, 0.3 + gain], [0.2, 0.3]], seeds=[0, 1],
+        )
+        for measure in ("accuracy", "loss") for epsilon, gain in (("7.58", 0.02), ("1.29", -0.01))
+    ])  # fmt: skip
+    assert found[-1].verdict == "not decided"
+    told = "training minus text is greater at the latter by +0.0300, 95 % interval [+0.0300,"
+    assert told in found[-1].sentence()
+    assert "in loss, of which less is better" in found[-2].sentence()
 
 
 def test_what_was_not_run_is_named() -> None:
