@@ -21,6 +21,8 @@ import numpy as np
 from privsyn_flower.common.arrays import I64, U64
 from privsyn_flower.common.units import words as words_of
 
+from .word_grams import encode, grams, word_codes
+
 GRAM = 13
 
 
@@ -81,40 +83,12 @@ def _gram_hashes(texts: Sequence[str], gram: int) -> tuple[U64, I64]:
     A text with fewer words than `gram` has one hash, of all its words. A chance collision
     (about 1e-6 over ten million grams) would at worst remove one text too many.
     """
-    numbers: dict[str, int] = {}
-    flat: list[int] = []
-    lengths = np.zeros(len(texts), dtype=np.int64)
-    for i, text in enumerate(texts):
-        words = words_of(text)
-        lengths[i] = len(words)
-        flat += [numbers.setdefault(word, len(numbers)) for word in words]
-    codes = _mix(np.asarray(flat, dtype=np.uint64))
-    rolling = np.zeros(max(0, len(codes) - gram + 1), dtype=np.uint64)
-    for k in range(gram):  # hash of words [i, i + gram), modulo 2^64
-        rolling = rolling * _BASE + codes[k : k + len(rolling)]
-    counts = np.where(lengths >= gram, lengths - gram + 1, np.minimum(lengths, 1))
+    vocabulary: dict[str, int] = {}
+    words = encode(texts, vocabulary)
+    codes = word_codes(len(vocabulary))
+    runs = [grams(words, codes, gram)]
+    runs += [grams(words.of(words.lengths == size), codes, size) for size in range(1, gram)]
+    hashes, owner = map(np.concatenate, zip(*runs, strict=True))
+    counts = np.bincount(owner, minlength=len(texts))
     start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    first = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(texts) else lengths
-    long = np.repeat(lengths >= gram, counts)
-    total = int(start[-1])
-    where = np.repeat(first - start[:-1], counts) + np.arange(total)
-    grams = np.zeros(total, dtype=np.uint64)
-    grams[long] = rolling[where[long]]
-    for length in range(1, gram):
-        own = np.flatnonzero(lengths == length)
-        value = np.full(len(own), length, dtype=np.uint64)  # tells it from the same prefix
-        for k in range(length):
-            value = value * _BASE + codes[first[own] + k]
-        grams[start[own]] = value
-    return grams, start
-
-
-_BASE = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _mix(values: U64) -> U64:
-    """splitmix64 (Steele et al. 2014): spreads small numbers over 64 bits, same everywhere."""
-    mixed = (values + np.uint64(1)) * _BASE
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    return hashes[np.argsort(owner, kind="stable")], start

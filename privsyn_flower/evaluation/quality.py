@@ -19,14 +19,8 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.common.arrays import Bools
-from privsyn_flower.evaluation.duplicates import (
-    EncodedTexts,
-    distinct,
-    encode,
-    grams,
-    same_words,
-    word_codes,
-)
+from privsyn_flower.data.word_grams import EncodedTexts, encode, grams, word_codes
+from privsyn_flower.evaluation.duplicates import distinct, same_words
 from privsyn_flower.text.embedders import MINILM_INT8, minilm_package, shipped
 from privsyn_flower.text.fingerprints import TOKENIZER
 
