@@ -74,8 +74,8 @@ class EvaluationConfig(Section):
     )
     controls: str = Field(
         "all", description="what the result is compared with: all, or a list of noise, "
-        "unaligned (popri), no-private-step, histogram-only, training-only (ctcl) and "
-        "random-public; empty: nothing"
+        "unaligned (popri), no-private-step, histogram-only, training-only (ctcl), "
+        "random-public and minority-public (its part that is like the users' text); empty: nothing"
     )  # fmt: skip
 
     @property

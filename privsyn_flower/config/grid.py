@@ -43,7 +43,9 @@ from privsyn_flower.config.section import (
 from privsyn_flower.config.toml import read_toml
 
 Settings = dict[str, Scalar]
-Reference = Literal["pretrained", "majority", "start", "random_public", "private"]
+Reference = Literal[
+    "pretrained", "majority", "start", "random_public", "minority_public", "private"
+]
 Point = dict[str, str]  # axis -> the name of its value
 NAME = re.compile(r"[\w.+-]+")  # of methods, axes and values: they are in the names of files
 OWN = ("seed", "run-folder")  # keys that the command sets itself

@@ -128,6 +128,11 @@ class Federation:
         table = self._corpus
         return [t for t, minor in zip(table["text"], table["minority"], strict=True) if not minor]
 
+    def public_minority(self) -> list[str]:
+        """The pool without its general text: what is like the private text."""
+        general = set(self.public_general())
+        return [text for text in self.public() if text not in general]
+
     def public_groups(self) -> list[list[str]]:
         """The corpus by public module (or author), texts in their original order; general and
         minority. A run of them is an example of "more text of the same kind"."""

@@ -33,6 +33,7 @@ WORDS = {
     "pretrained": "the model before",
     "start": "the start, trained on public text",
     "random_public": "random public text",
+    "minority_public": "the public text that is like the users'",
     "noise_votes": "noise in the votes' place",
     "noise_scores": "noise in the scores' place",
     "noise_updates": "noise in the updates' place",

@@ -193,3 +193,7 @@ def test_a_control_that_the_method_has_not_is_told_before_the_run() -> None:
         check_controls(config)
     with pytest.raises(ConfigError, match=r"evaluation\.controls"):
         list(keys(config))
+    near = {"evaluation.controls": "minority-public"}
+    check_controls(configured("pretext", **near, **{"data.source": "chats"}))
+    with pytest.raises(ConfigError, match=r"'minority-public' is none of pretext's"):
+        check_controls(configured("pretext", **near, **{"data.source": "files"}))

@@ -118,6 +118,9 @@ def test_fine_tunings_take_the_steps_of_their_texts() -> None:
         "data__public_pool": 640, "evaluation__learning_rates": "1e-4",
     }  # fmt: skip
     by_steps = fine_tunings(configured(**base), [70, 70])
+    assert [(task.items, task.times) for task in by_steps] == [(200 * 32, 5)]
+    base["evaluation__controls"] = "random-public"  # not its minority
+    by_steps = fine_tunings(configured(**base), [70, 70])
     assert [(task.items, task.times) for task in by_steps] == [(200 * 32, 4)]
     config = configured(**base, evaluation__epochs=3, evaluation__micro_batch_size=8)
     by_epochs = fine_tunings(config, [70, 70])

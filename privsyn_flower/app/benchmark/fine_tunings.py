@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.app.benchmark.names import METHODS, PAIRS, RANDOM_PUBLIC, steps_of
+from privsyn_flower.app.benchmark.names import (
+    METHODS,
+    PAIRS,
+    RANDOM_PUBLIC,
+    public_controls,
+    steps_of,
+)
 from privsyn_flower.app.benchmark.private import Sets
 from privsyn_flower.common.arrays import F64
 from privsyn_flower.common.progress import Progress, Steps, silent
@@ -43,7 +49,11 @@ from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.text.models.lm_metrics import base_folder
 
 Folders = Mapping[str, Path]
-KEYS = {"private": "data.users", "random_public": "data.public-pool"}  # what has more texts
+KEYS = {  # what has more texts
+    "private": "data.users",
+    "random_public": "data.public-pool",
+    "minority_public": "data.public-pool",
+}
 
 
 def next_token(
@@ -68,12 +78,13 @@ def next_token(
     """
     options, steps = config.evaluation, steps or steps_of(config, progress, [])
     measured = {"pretrained": downstream, **(models or {})}
-    public = federation.public() if options.compares(RANDOM_PUBLIC) else ()
+    pools = {"random_public": federation.public, "minority_public": federation.public_minority}
+    public = {name: pools[name]() for name in public_controls(config)}
     if options.start != "base":
         start = start or public_start(config, federation, base_folder(str(downstream)), progress)
         if options.start == "converged":  # (a) goes on from there as the others do
             measured["start"] = start
-        elif public:  # (a) is where the others begin
+        elif "random_public" in public:  # (a) is where the others begin
             measured.setdefault("random_public", start)
     else:
         start = None
@@ -215,7 +226,7 @@ def _example_sets(
     config: RunConfig, federation: Federation, model: Classifier, synthetic: Sets, public: Examples
 ) -> dict[str, Examples]:
     """`training_sets` with their labels. Raises ConfigError where no user's text is of a class."""
-    own = training_sets(federation, synthetic, ())
+    own = training_sets(federation, synthetic, {})
     sets = {name: _labelled(model, texts) for name, texts in own.items()}
     if config.evaluation.compares(RANDOM_PUBLIC):
         sets = {"random_public": public} | sets
@@ -243,10 +254,10 @@ def _class_figures(config: RunConfig, sums: Mapping[str, F64]) -> dict[str, Any]
     }
 
 
-def training_sets(federation: Federation, synthetic: Sets, public: Sequence[str]) -> Sets:
-    """What the model is fine-tuned on, by the names in METHODS; `public` may be empty."""
+def training_sets(federation: Federation, synthetic: Sets, public: Sets) -> Sets:
+    """What the model is fine-tuned on, by the names in METHODS."""
     own = [text for texts in federation.shard(0, 1).values() for text in texts]
-    return {**({"random_public": public} if public else {}), **synthetic, "private": own}
+    return {**public, **synthetic, "private": own}
 
 
 def fine_tuning_on(name: str, rows: Sequence[Any], tuning: Tuning) -> FineTuning:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from privsyn_flower.common.progress import BENCHMARK, Progress, Steps
 from privsyn_flower.config import RunConfig, split_list
 
-RANDOM_PUBLIC = "random-public"  # in `evaluation.controls`
+RANDOM_PUBLIC, MINORITY_PUBLIC = "random-public", "minority-public"  # in `evaluation.controls`
+PUBLIC_CONTROLS = (RANDOM_PUBLIC, MINORITY_PUBLIC)
 NOTE = "measured with private and held-out text; not covered by epsilon"
 CHOSEN = {
     "last": "",
@@ -20,6 +21,7 @@ METHODS = {
     "start": "the start of all fine-tunings: trained on public text to convergence",
     "majority": "always the private texts' most frequent class",
     "random_public": "(a) fine-tuned on random public text",
+    "minority_public": "(m) on the minority of the public text, which is like the users'",
     "unaligned": "(a1) on the generator's text before alignment",
     "noise_votes": "(a2) on the same pipeline's text, its votes replaced by noise",
     "noise_scores": "(a2) on the same pipeline's text, its scores replaced by noise",
@@ -41,6 +43,7 @@ PAIRS = (
     ("trained", "start"),
     ("random_public", "start"),
     ("synthetic", "random_public"),
+    ("synthetic", "minority_public"),
     ("synthetic", "unaligned"),
     ("synthetic", "noise_votes"),
     ("synthetic", "noise_scores"),
@@ -54,6 +57,7 @@ PAIRS = (
     ("synthetic", "majority"),
     ("trained", "pretrained"),
     ("trained", "random_public"),
+    ("trained", "minority_public"),
     ("trained", "noise_updates"),
     ("trained", "majority"),
     ("scratch_filtered", "pretrained"),
@@ -70,14 +74,27 @@ def note(config: RunConfig) -> str:
     return NOTE + CHOSEN[config.evaluation.checkpoint]
 
 
+def knows_minority(config: RunConfig) -> bool:
+    """Whether there is public text that is like the users', of which a language model may learn."""
+    data = config.data
+    return data.has_minority and data.minority_share > 0 and config.evaluation.task == "next-token"
+
+
+def public_controls(config: RunConfig) -> list[str]:
+    """The chosen controls on public text, by their names in METHODS."""
+    options = config.evaluation
+    minority = knows_minority(config) and options.compares(MINORITY_PUBLIC)
+    found = [("random_public", options.compares(RANDOM_PUBLIC)), ("minority_public", minority)]
+    return [name for name, chosen in found if chosen]
+
+
 def steps_of(
     config: RunConfig, progress: Progress, comparisons: Sequence[str], models: Sequence[str] = ()
 ) -> Steps:
     """The benchmark's line of progress: the `comparisons` (names in METHODS), what is
     measured, and a fine-tuning for each set of texts. models: made, too, and not fine-tuned."""
-    public = [name for name in ("random_public",) if config.evaluation.compares(RANDOM_PUBLIC)]
     own = ["trained"] if config.trains else ["synthetic"]
-    tuned = {*public, *own, *comparisons, "private"} - {*models, "trained"}
+    tuned = {*public_controls(config), *own, *comparisons, "private"} - {*models, "trained"}
     if config.evaluation.start == "public":
         tuned -= {"random_public"}
     rate = len(split_list(config.evaluation.learning_rates)) > 1

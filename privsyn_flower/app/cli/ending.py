@@ -39,7 +39,8 @@ from privsyn_flower.server_apps.public_text import is_deployment
 
 SHOWN = 5  # texts: every n-th of the file, so that nobody picks them
 INDENT = "    "
-AGAINST = f"against {WORDS['random_public']}: "
+# What a result is worth beyond: any public text, and the part of it that is like the users'.
+AGAINST = tuple(f"against {WORDS[name]}: " for name in ("random_public", "minority_public"))
 
 
 def ending(summary: Mapping[str, Any], folder: Path) -> str:
@@ -120,8 +121,8 @@ def _worth(summary: Mapping[str, Any]) -> str:
         return "not measured: a simulation measures it with benchmark = true"
     what = "classes" if found.get("task") == "classification" else "next tokens"
     lines = benchmark_lines(summary)
-    best = next((line for line in lines if line.startswith(AGAINST)), None)
-    compared = f"; {best}. Not covered by epsilon; {lines[-1]}" if best else (
+    against = "; ".join(line for line in lines if line.startswith(AGAINST))
+    compared = f"; {against}. Not covered by epsilon; {lines[-1]}" if against else (
         f", not covered by epsilon; no control on {WORDS['random_public']}"
     )  # fmt: skip
     return f"accuracy {own:.4f} on {what} of {found['held_out_users']} held-out users{compared}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from privsyn_flower.app.benchmark.names import MINORITY_PUBLIC, knows_minority
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.server_apps.methods.recipe import Recipe
 
@@ -27,7 +28,11 @@ def recipe_of(config: RunConfig) -> type[Recipe[Any]]:
 def check_controls(config: RunConfig) -> None:
     """Raises ConfigError for a name in `evaluation.controls` that the method has no control of, and
     for a benchmark of a method that has none."""
-    known = recipe_of(config).controls
+    known = [
+        name
+        for name in recipe_of(config).controls
+        if name != MINORITY_PUBLIC or knows_minority(config)
+    ]
     if config.benchmark and not recipe_of(config).is_compared():
         raise ConfigError(f"benchmark = true: method = {config.method!r} has none")
     for name in config.evaluation.controls_named:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from privsyn_flower.app.benchmark.feedback import Feedback, topic_feedback
+from privsyn_flower.app.benchmark.names import PUBLIC_CONTROLS
 from privsyn_flower.app.benchmark.pictures import draw_topics
 from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.common.arrays import F32, F64
@@ -71,7 +72,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     start: folder of the generator before any private step. topics: None without conditions.
     """
 
-    controls = (NOISE, *list(ROWS)[:3], "random-public")
+    controls = (NOISE, *list(ROWS)[:3], *PUBLIC_CONTROLS)
     libraries = ("torch", "transformers")
     length_keys = "ctcl.topic-count"
     keeps_generator = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from privsyn_flower.app.benchmark.names import knows_minority
 from privsyn_flower.config import RunConfig
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.public_only import PublicOnlyRecipe
@@ -18,7 +19,7 @@ class MinorityOnlyRecipe(PublicOnlyRecipe):
     def faults(cls, config: RunConfig) -> Iterator[str]:
         yield from super().faults(config)
         data = config.data
-        if not data.has_minority or not data.minority_share:
+        if not knows_minority(config):
             yield (
                 "method = 'minority-only': no public text is known to be like the users' "
                 f"(data.source = {data.source!r}, data.minority-share = {data.minority_share:g}): "
@@ -30,8 +31,7 @@ class MinorityOnlyRecipe(PublicOnlyRecipe):
         return round(config.data.public_pool * config.data.minority_share)
 
     def strategy(self, folder: RunFolder) -> list[str]:
-        general = set(candidates(self.run.federation().public_general(), self.config))
-        return [text for text in self.models.public.pool if text not in general]
+        return candidates(self.run.federation().public_minority(), self.config)
 
 
 RECIPE = MinorityOnlyRecipe

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from privsyn_flower.app.benchmark.feedback import Feedback, response_rounds
-from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
+from privsyn_flower.app.benchmark.names import PUBLIC_CONTROLS
 from privsyn_flower.app.benchmark.private import Private, distance_to_development
 from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.common.units import units
@@ -40,7 +40,7 @@ logger = logging.getLogger("privsyn_flower")
 class POPriRecipe(Synthesis[POPri]):
     """The method, with a paid choice of a round, and PrE-Text as its rival."""
 
-    controls = (NOISE, UNALIGNED, RANDOM_PUBLIC)
+    controls = (NOISE, UNALIGNED, *PUBLIC_CONTROLS)
     libraries = ("torch", "transformers", "peft", "trl", "datasets")
     length_keys = "popri.prompts or popri.responses"
     noise = "noise_scores"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
+from privsyn_flower.app.benchmark.names import public_controls
 from privsyn_flower.config import RunConfig, cache_folder, split_list
 from privsyn_flower.evaluation.tuning import Plateau
 from privsyn_flower.text.models.gguf import PackagedModel, imported, packaged
@@ -198,7 +198,8 @@ def fine_tunings(config: RunConfig, written: Sequence[int]) -> list[Task]:
     model and its controls, and with a public start the model of public text."""
     options, data = config.evaluation, config.data
     started = options.start == "public" or (config.trains and config.training.public_steps > 0)
-    public = [data.public_pool] * (options.compares(RANDOM_PUBLIC) and not started)
+    shares = {"minority_public": data.minority_share} | ({} if started else {"random_public": 1.0})
+    public = [round(data.public_pool * shares[n]) for n in public_controls(config) if n in shares]
     sizes = [*public, data.users * data.samples_per_user, *written]
     # In steps all take the same, whatever their texts.
     often = Counter(size if options.epochs else 0 for size in sizes)

@@ -18,7 +18,7 @@ import numpy as np
 
 from privsyn_flower.app.benchmark.benchmark import run_benchmark
 from privsyn_flower.app.benchmark.feedback import Feedback
-from privsyn_flower.app.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
+from privsyn_flower.app.benchmark.names import METHODS, PUBLIC_CONTROLS, steps_of
 from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.app.report import reading
@@ -51,7 +51,7 @@ S = TypeVar("S", bound=SynthesisStrategy)
 class Writing(Recipe[T]):
     """A method whose result is `synthetic.jsonl`."""
 
-    controls: ClassVar[tuple[str, ...]] = (NOISE, RANDOM_PUBLIC)
+    controls: ClassVar[tuple[str, ...]] = (NOISE, *PUBLIC_CONTROLS)
     synthetic: list[LabelledText]
 
     @abstractmethod
@@ -321,7 +321,7 @@ def _with_labels(texts: list[LabelledText]) -> list[str]:
 class BaselineRecipe(Writing[list[str]]):
     """A row without rounds. Its `baseline` says what it claims."""
 
-    controls = (RANDOM_PUBLIC,)
+    controls = PUBLIC_CONTROLS
 
     @classmethod
     def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from privsyn_flower.app.benchmark.benchmark import training_benchmark
-from privsyn_flower.app.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
+from privsyn_flower.app.benchmark.names import METHODS, PUBLIC_CONTROLS, RANDOM_PUBLIC, steps_of
 from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.common.progress import Steps
 from privsyn_flower.config import ConfigError, RunConfig
@@ -83,7 +83,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
     figures of the public text that it keeps, if asked for.
     """
 
-    controls = (NOISE, RANDOM_PUBLIC)
+    controls = (NOISE, *PUBLIC_CONTROLS)
     downstream: Path
     start: Path
     model: Path

@@ -18,7 +18,7 @@ from privsyn_flower.app.benchmark.feedback import (
     vote_shares,
 )
 from privsyn_flower.app.benchmark.fine_tunings import classification, next_token
-from privsyn_flower.app.benchmark.names import METHODS, NOTE, note, steps_of
+from privsyn_flower.app.benchmark.names import METHODS, NOTE, note, public_controls, steps_of
 from privsyn_flower.app.benchmark.private import (
     Private,
     check_classes,
@@ -549,6 +549,23 @@ def test_public_labels_come_with_the_pool(setting, tmp_path):
 def changed(config, **keys):
     flat = {f"evaluation.{key.replace('_', '-')}": value for key, value in keys.items()}
     return RunConfig.from_flat({**config.flat(), **flat})
+
+
+def test_the_public_text_that_is_like_the_users_is_a_control(setting, monkeypatch):
+    """What a text's domain is worth alone, without anybody's answers."""
+    data = setting.config.data.model_copy(update={"source": "docstrings", "minority_share": 0.5})
+    config = changed(setting.config, learning_rates="3e-3", steps=2)
+    config = config.model_copy(update={"data": data})
+    general = setting.federation.public()[::2]
+    monkeypatch.setattr(Federation, "public_general", lambda self: general)
+    sets = {"synthetic": texts_of(setting)["synthetic"]["synthetic"]}
+    found = next_token(config, setting.federation, setting.downstream, sets)
+    assert found["training_texts"] | {"synthetic": 0, "private": 0} == {
+        "random_public": 100, "minority_public": 50, "synthetic": 0, "private": 0,
+    }  # fmt: skip
+    assert "synthetic-minority_public" in found["accuracy_difference"]
+    assert public_controls(changed(config, controls="minority-public")) == ["minority_public"]
+    assert public_controls(setting.config) == ["random_public"]  # files have no such part
 
 
 def test_fine_tunings_start_from_the_model_of_public_text(setting):

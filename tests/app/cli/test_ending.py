@@ -40,6 +40,13 @@ def test_texts_then_the_claim_then_what_they_were_worth(folder: Path) -> None:
     assert "against random public text: accuracy +0.0076 [+0.0045, +0.0107], better" in told
     assert "loss saved +0.0420 [+0.0230, +0.0610], better. Not covered by epsilon" in told
     assert "leave out the draw of the noise" in told
+    near = {"accuracy_difference": {"synthetic-minority_public": [0.0, -0.003, 0.003]}}
+    told = ending({**WHOLE, "benchmark": {**MEASURED, "verdict": [
+        *MEASURED["verdict"], *benchmark_verdict(near),
+    ]}}, folder)  # fmt: skip
+    assert "like the users': accuracy +0.0000 [-0.0030, +0.0030], unclear." in " ".join(
+        told.split()
+    )
     assert lines[-1].startswith("more ") and "pretext on docstrings:scipy" in lines[-1]
 
 

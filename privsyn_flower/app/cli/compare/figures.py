@@ -34,6 +34,7 @@ REFERENCES = {
     "majority": (":", "_"),
     "start": (":", "4"),
     "random_public": ("--", "2"),
+    "minority_public": ("--", "+"),
     "private": ("-.", "3"),
 }
 PANELS = 6  # of one picture; grids with more axes have tables
