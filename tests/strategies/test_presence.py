@@ -93,6 +93,65 @@ def test_a_node_that_goes_is_missed_aloud_and_welcome_again(
     assert said == ["going on without 1 nodes (node 103): weight 75 is there, 75 needed"]
 
 
+def test_a_node_beyond_the_declared_users_is_not_asked(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that connects during a run, and those who are there when it is resumed."""
+    new = {104: VotingNode(1, 4, deployed=True), 105: VotingNode(9, 5, deployed=True)}
+    rig.nodes[100].before_answer = lambda ticket: rig.nodes.update(new)
+    crash_in(3, begun(rig, Counting(4)))
+    said = [
+        f"node {node} is not asked: its weight {weight} is above the 0 left of users = 100"
+        for node, weight in ((104, 1), (105, 9))
+    ]
+    assert [m for m in caplog.messages if "not asked" in m] == said
+    caplog.clear()
+    run = begun(rig, Counting(4))
+    assert run.run() == 4
+    assert [m for m in caplog.messages if "not asked" in m] == said
+    assert [row["nodes_asked"] for row in run.folder.metrics()] == [4] * 4
+    assert not new[104].seen and not new[105].seen
+    assert run.folder.load_value("weights") == dict.fromkeys(
+        (f"node {i}" for i in range(100, 104)), 25
+    )
+
+
+def test_a_newcomer_has_the_place_of_who_left_until_it_is_back(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a SuperNode that is started anew, under another id, while Flower still lists the old."""
+    old, new = rig.nodes[103], VotingNode(25, 4, deployed=True)
+
+    def look(ticket: Ticket) -> None:
+        rig.nodes[104] = new
+        rig.nodes.pop(103, None)
+        if ticket.round in (1, 4):
+            rig.nodes[103] = old
+
+    rig.nodes[100].before_answer = look
+    crash_in(5, begun(rig, Counting(6)))
+    assert [ticket.round for ticket, _ in new.seen] == [3, 4]
+    rig.nodes[103] = old
+    run = begun(rig, Counting(6))
+    assert run.run() == 6
+    assert [ticket.round for ticket, _ in new.seen] == [3, 4]
+    assert [row["nodes_asked"] for row in run.folder.metrics()] == [4, 4, 4, 4, 4, 4]
+    said = [message for message in caplog.messages if "not asked" in message]
+    assert len(said) == 2 and "(node 104)" not in caplog.text  # once in each start
+
+
+def test_a_node_without_room_is_counted_where_the_others_are_too_few(rig: Rig) -> None:
+    def look(ticket: Ticket) -> None:
+        rig.nodes[104] = VotingNode(60, 4, deployed=True)
+        if ticket.round == 2:
+            del rig.nodes[102], rig.nodes[103]
+
+    rig.nodes[100].before_answer = look
+    run = begun(rig, Counting(4), node_timeout=0.3)
+    with pytest.raises(TooFewNodes, match=r"weight 50 .*; 1 of 3 nodes would exceed users = 100"):
+        run.run()
+
+
 def test_a_silent_node_is_not_greeted_in_every_round(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,3 +376,17 @@ def test_a_node_that_named_no_group_joins_one_later(rig: Rig) -> None:
     run = begun(rig, Counting(2), **{**plan, "group": "weak"})
     run.run()
     assert [len(node.seen) for node in rig.nodes.values()] == [1, 1, 1, 1]
+
+
+def test_a_newcomer_is_weighed_in_its_own_group(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    of_groups(rig.nodes)
+    new = {104: VotingNode(5, 4, deployed=True), 105: VotingNode(5, 5, deployed=True)}
+    for node, resources in ((104, "strong"), (105, "weak")):
+        new[node].facts = replace(new[node].facts, resources=resources)
+    rig.nodes[102].before_answer = lambda ticket: rig.nodes.update(new)
+    run = begun(rig, Counting(2), group="weak", users=50, nodes=2)
+    assert run.run() == 2
+    assert [m for m in caplog.messages if "not asked" in m] == [
+        "node 105 is not asked: its weight 5 is above the 0 left of users = 50"
+    ]
+    assert not new[104].seen and not new[105].seen

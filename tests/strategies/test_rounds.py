@@ -170,7 +170,9 @@ def test_budget_refuses_before_asking(rig: Rig) -> None:
 
 def test_declared_population_bounds_the_weights(rig: Rig) -> None:
     rig.nodes[104] = VotingNode(1, 4)
-    with pytest.raises(TooFewNodes, match=r"101 users.*declared population is 100"):
+    with pytest.raises(
+        TooFewNodes, match=r"101 users .*: 25, partition 4: 1\), the declared population is 100"
+    ):
         rig.engine(Counting()).run()
 
 

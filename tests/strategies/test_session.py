@@ -89,14 +89,18 @@ def test_a_histogram_and_then_rounds(tmp_path: Path, loopback: Any, name: str) -
     assert len(run.grid.sent) == sent  # type: ignore[attr-defined]
 
 
-def test_rounds_and_then_evaluations(tmp_path: Path, loopback: Any) -> None:
-    """As many as were paid for, each charged once, and not one more."""
+def test_rounds_and_then_evaluations(
+    tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As many as were paid for, each charged once, and not one more. A node beyond the declared
+    users, which comes between them, is greeted once and told of once."""
     _, contexts = deployed(tmp_path)
     rounds = Phase(ROUNDS, 2, 0)
     run = session(tmp_path, grid_for(loopback, contexts), [rounds, *evaluation_phases(rounds, 2)])
     with run.begun() as ledger:
         engine = run.rounds(Asking("votes"))
         assert engine.run() == 2
+        run.grid.nodes[99] = VotingNode(1, 9, deployed=True)  # type: ignore[attr-defined]
         for number in (1, 2):
             run.ask(topics(), EVALUATIONS, name=f"evaluation-{number}", cohort=engine.cohort)
         with pytest.raises(ValueError, match="other: the run has paid for 2 of 'evaluation'"):
@@ -107,6 +111,10 @@ def test_rounds_and_then_evaluations(tmp_path: Path, loopback: Any) -> None:
         with pytest.raises(BudgetExceeded):
             ledger.reserve(run="x", query="votes", round=1, attempt=1, noise_multiplier=50.0)
     assert "2 evaluations of models on the nodes" in run.statement.sentence()
+    sent = [m for m in run.grid.sent if m.metadata.dst_node_id == 99]  # type: ignore[attr-defined]
+    said = [m for m in caplog.messages if "not asked" in m]
+    assert len(sent) == 1
+    assert said == ["node 99 is not asked: its weight 1 is above the 0 left of users = 6"]
 
 
 def test_a_phase_that_was_not_paid_for_is_not_asked(tmp_path: Path, loopback: Any) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -135,6 +136,7 @@ class Cohort:
     folder: RunFolder
     progress: Progress = silent
     nodes: dict[int, Hello] = field(default_factory=dict)
+    beyond: dict[int, Hello] = field(default_factory=dict)  # once without room, which was said
 
     def __post_init__(self) -> None:
         self._waited = bool(self.nodes)  # for those who are missing; once a run
@@ -215,7 +217,7 @@ class Cohort:
 
         The first time it waits for all nodes, node_timeout at most; later it goes on without who
         is missing, as long as the weight suffices. Raises TooFewNodes when it does not, when all
-        nodes fail or refuse, or when the weights exceed the declared users.
+        nodes fail or refuse, or when the first weights exceed the declared users.
         """
         # A draw brings its own W_min: here it needs its nodes, not the population's weight.
         size = self.plan.cohort_nodes or self.plan.cycle
@@ -224,15 +226,8 @@ class Cohort:
         while True:
             here = set(self.grid.get_node_ids())
             self._greet_new(here)
-            cohort = {node: facts for node, facts in self._mine().items() if node in here}
+            cohort = self._within(here)
             weight = sum(facts.weight for facts in cohort.values())
-            if weight > self.plan.users:
-                share = " or change resource-adaptive.weak-users" if self.plan.group else ""
-                raise TooFewNodes(
-                    f"the {self.plan.group or 'connected'} nodes stand for {weight} users, the "
-                    f"declared population is {self.plan.users}: raise data.users, lower the "
-                    f"nodes' weights{share}"
-                )
             complete = len(cohort) >= self.plan.nodes or weight == self.plan.users
             waited = time.monotonic() - start
             late = waited > self.plan.node_timeout or self._nobody_else(here)
@@ -247,6 +242,39 @@ class Cohort:
             self._note_waiting(cohort, weight, needed, waited)
             time.sleep(0.2)
 
+    def _within(self, here: set[int]) -> dict[int, Hello]:
+        """The plan's nodes that are here, as many as stand for `users` at most: once a run has its
+        cohort, in a resume too, whoever was asked first goes before. Raises TooFewNodes earlier."""
+        self.nodes |= {node: facts for node, facts in self.beyond.items() if node in here}
+        found = {node: facts for node, facts in self._mine().items() if node in here}
+        weight, most = sum(facts.weight for facts in found.values()), self.plan.users
+        if weight <= most:
+            return found
+        asked = self.folder.load_value("weights") or {}
+        if not self._waited and not any(_name(*item) in asked for item in found.items()):
+            raise TooFewNodes(self._too_many(found, weight))
+        place, room = {name: number for number, name in enumerate(self._weights())}, most
+        for node, facts in sorted(found.items(), key=lambda item: place[_name(*item)]):
+            if facts.weight <= room:
+                room -= facts.weight
+                continue
+            if node not in self.beyond:
+                text = f"its weight {facts.weight} is above the {room} left of users = {most}"
+                logger.warning("%s is not asked: %s", _name(node, facts), text)
+            self.beyond[node] = facts
+            del found[node], self.nodes[node]
+        return found
+
+    def _too_many(self, found: dict[int, Hello], weight: int) -> str:
+        heaviest = sorted(found.items(), key=lambda item: -item[1].weight)[:5]
+        named = ", ".join(f"{_name(*item)}: {item[1].weight}" for item in heaviest)
+        share = " or change resource-adaptive.weak-users" if self.plan.group else ""
+        return (
+            f"the {self.plan.group or 'connected'} nodes stand for {weight} users (the "
+            f"heaviest: {named}), the declared population is {self.plan.users}: raise data.users, "
+            f"lower the nodes' weights{share}"
+        )
+
     def _greet_new(self, here: set[int]) -> None:
         """Greet who is new or came back; while a run waits for its first cohort, also those again
         who gave no facts. Raises TooFewNodes when nobody ever does."""
@@ -257,7 +285,7 @@ class Cohort:
         self._absent = {node: why for node, why in self._absent.items() if node in here}
         self._changed = {node: why for node, why in self._changed.items() if node in here}
         now, again = time.monotonic(), math.inf if self._waited else GREETING_SECONDS
-        strangers = sorted(here - set(self.nodes) - set(self._changed))
+        strangers = sorted(here - {*self.nodes, *self._changed, *self.beyond})
         new = [node for node in strangers if now - self._tried.get(node, -math.inf) >= again]
         if new:
             # One silent node must not hold up the others for the whole node-timeout.
@@ -276,7 +304,7 @@ class Cohort:
     def _nobody_else(self, here: set[int]) -> bool:
         """Whether it is no use to wait: a simulation's nodes are all there from the start."""
         simulated = not any(facts.deployed for facts in self.nodes.values())
-        known = {*self.nodes, *self._changed}
+        known = {*self.nodes, *self._changed, *self.beyond}
         return bool(known) and here <= known and simulated and self._settled()
 
     def _nobody(self) -> str:
@@ -311,7 +339,9 @@ class Cohort:
             text += " (in Flower's simulation: num-supernodes, which is 2 unless set)"
         else:
             text += " or raise node-timeout"
-        return text + (f"; {tally(self._absent, len(self._here))}" if self._absent else "")
+        over = Absence(f"would exceed users = {self.plan.users}")
+        absent = self._absent | dict.fromkeys(self.beyond.keys() & self._here - cohort.keys(), over)
+        return text + (f"; {tally(absent, len(self._here))}" if absent else "")
 
     def _note_waiting(
         self, cohort: dict[int, Hello], weight: int, needed: float, waited: float
@@ -335,29 +365,19 @@ class Cohort:
         gone = tuple(sorted(self._mine().keys() - cohort.keys()))
         if gone and gone != self._noted:
             names = ", ".join(_name(node, self.nodes[node]) for node in gone[:3])
-            logger.warning(
-                "going on without %d nodes (%s): weight %d is there, %g needed",
-                len(gone),
-                names,
-                weight,
-                needed,
-            )
+            text = f"{len(gone)} nodes ({names}): weight {weight} is there, {needed:g} needed"
+            logger.warning("going on without %s", text)
         self._noted = gone
 
     def _greet(self, nodes: list[int], timeout: float) -> None:
         """Ask new nodes for their public facts; their weight is fixed for the run from here."""
         messages = [hello(node, timeout, self.plan.greeting) for node in nodes]
-        replies = send_and_wait(
-            self.grid,
-            messages,
-            timeout,
-            lambda n, total: self.progress("nodes", n, total),
-            poll=0.1,
-        )
+        arrived = partial(self.progress, "nodes")
+        replies = send_and_wait(self.grid, messages, timeout, arrived, poll=0.1)
         for node in nodes:
             if node in replies or self._waited:  # the silent are waited for once, too
                 self._tried[node] = time.monotonic()
-        for node, reply in replies.items():
+        for node, reply in sorted(replies.items()):
             try:
                 facts = read_hello(reply)
             except WireError as error:
@@ -401,9 +421,10 @@ class Cohort:
         logger.warning("%s: %s", name, text)
 
     def _weights(self) -> dict[str, int]:
-        """The weight of every node that was asked, or is known now."""
+        """The weight of every node that was asked, in that order, or is known now."""
+        asked = self.folder.load_value("weights") or {}
         known = {_name(node, facts): facts.weight for node, facts in self.nodes.items()}
-        return known | (self.folder.load_value("weights") or {})
+        return asked | known | asked
 
     def _resources(self) -> dict[str, str]:
         """The group of every node, in a run that has groups."""

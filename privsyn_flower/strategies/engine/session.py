@@ -326,8 +326,8 @@ class Session:
             self.grid, question, plan, own, self.ledger, self.aggregation, progress, mechanism,
             self.callbacks.observers() if self._beside(paid) else self.callbacks, name, whole,
         )  # fmt: skip
-        known = {} if cohort is None else cohort.nodes
-        engine.cohort = Cohort(self.grid, plan, self.folder, progress, known)
+        known = {} if cohort is None else {"nodes": cohort.nodes, "beyond": cohort.beyond}
+        engine.cohort = Cohort(self.grid, plan, self.folder, progress, **known)
         return engine
 
     def _beside(self, paid: Phase) -> bool:
