@@ -140,7 +140,9 @@ def test_a_forgotten_decorator_is_the_last_line(
     lines = [line for line in result.stdout.splitlines() if line and "ClientAppActor" not in line]
     assert lines[-1] == (
         "privsyn: TooFewNodes: 4 of 4 nodes failed (Flower error code 2): their train function is "
-        "not private. Put @private_training below @app.train() in the ClientApp (docs/dropin.md)"
+        "not private. Put @private_training below @app.train() in the ClientApp; or the function "
+        'has an action name, as in @app.train("fit"), or the ClientApp has mods that read '
+        "messages, such as clipping: take those out (docs/dropin.md)"
     ), log
     assert "Exit Code: 700" in log and len(log.splitlines()) < 1000
 

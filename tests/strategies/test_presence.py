@@ -299,7 +299,9 @@ def test_a_forgotten_decorator_is_named_within_seconds(
     assert len(called) == 20  # each one is a traceback in Flower's log
     assert str(caught.value) == (
         "20 of 20 nodes failed (Flower error code 2): their train function is not private. Put "
-        "@private_training below @app.train() in the ClientApp (docs/dropin.md)"
+        "@private_training below @app.train() in the ClientApp; or the function has an action "
+        'name, as in @app.train("fit"), or the ClientApp has mods that read messages, such as '
+        "clipping: take those out (docs/dropin.md)"
     )
 
 

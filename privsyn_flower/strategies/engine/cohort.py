@@ -315,7 +315,9 @@ class Cohort:
         if self.plan.greeting == TRAIN:
             return (
                 f"{told}: their train function is not private. Put @private_training below "
-                "@app.train() in the ClientApp (docs/dropin.md)"
+                "@app.train() in the ClientApp; or the function has an action name, as in "
+                '@app.train("fit"), or the ClientApp has mods that read messages, such as '
+                "clipping: take those out (docs/dropin.md)"
             )
         return (
             f"{told}: the app's ClientApp must be privsyn_flower.client_apps.main:app, and its "
