@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -35,8 +36,8 @@ class SecureSum:
     def gather(self, adverts: Mapping[int, Member]) -> bytes:
         """After stage 1: node id -> its keys. The cohort, which every member is sent.
 
-        Entries under another node's id and bad signatures are left out. Raises SecaggError when
-        the rest is too few or too light.
+        Entries under another node's id and bad signatures are left out, and so are all who share
+        an identity. Raises SecaggError when the rest is too few or too light.
         """
         members = [
             member
@@ -44,7 +45,7 @@ class SecureSum:
             if member.id == node_id
             and keys.signed(member.identity, member.signature, member.signed_text(self.session))
         ]
-        self.cohort = Cohort.of(self.session, members)
+        self.cohort = Cohort.of(self.session, _without_copies(members))
         return self.cohort.encode()
 
     def relay(self, dealt: Mapping[int, bytes]) -> dict[int, tuple[bytes, bytes]]:
@@ -207,6 +208,23 @@ class SecureSum:
                     }
                 return found
         raise SecaggError(Code.SEALED, f"wrong shares of {what}")
+
+
+def _without_copies(members: list[Member]) -> list[Member]:
+    """Those whose identity nobody else has; nodes would refuse a cohort with the others.
+
+    Each signed under its own node id, so all of them have the private key: it was copied.
+    """
+    holders = Counter(member.identity for member in members)
+    copies = sorted(member.id for member in members if holders[member.identity] > 1)
+    if copies:
+        logger.warning(
+            "%d nodes are left out, as they share an identity key (the same cache folder, or a "
+            "copied device image): %s",
+            len(copies),
+            ", ".join(map(str, copies)),
+        )
+    return [member for member in members if holders[member.identity] == 1]
 
 
 def members_of(adverts: Mapping[int, bytes], weights: Mapping[int, int]) -> dict[int, Member]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.secagg import Code, SecaggError
-from tests.secagg.rig import STAGES, Rig, a_session
+from privsyn_flower.secagg import Code, SecaggError, keys, node
+from tests.secagg.rig import IDENTITIES, STAGES, Rig, a_session
 
 NEVER = "never"
 
@@ -145,6 +146,38 @@ def test_the_server_leaves_out_what_is_not_right() -> None:
     assert sorted(masked) == [100, 101, 102]
     with pytest.raises(SecaggError):
         rig.server.survive({**masked, 102: masked[102][:-1]})
+
+
+def test_all_copies_of_an_identity_are_left_out_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever only names another's identity signs nothing with it, and that one stays."""
+    rig = Rig(np.ones((6, 2), int), a_session(length=2, min_weight=3))
+    adverts = {100 + i: rig.advertise(i) for i in range(6)}
+    adverts[105] = node.advertise(rig.states[5], rig.session, 105, 1, IDENTITIES[4])
+    liar = replace(rig.advertise(0), id=106, identity=adverts[100].identity)
+    cohort = rig.server.gather({**adverts, 106: liar})
+    assert [member.id for member in rig.server.cohort.members] == [100, 101, 102, 103]
+    assert len(rig.share(1, cohort)) > 32
+    assert caplog.messages == [
+        "2 nodes are left out, as they share an identity key (the same cache folder, or a copied "
+        "device image): 104, 105"
+    ]
+    adverts[103] = node.advertise(rig.states[3], rig.session, 103, 1, IDENTITIES[2])
+    with pytest.raises(SecaggError, match="2 nodes") as caught:
+        rig.server.gather(adverts)
+    assert caught.value.code == Code.COHORT
+
+
+@pytest.mark.parametrize("name", ["cipher", "mask"])
+def test_one_key_of_two_identities_is_an_error(name: str) -> None:
+    """No member proves that it has the secret: which of them copied is unknown."""
+    rig = Rig(np.ones((6, 2), int), a_session(length=2, min_weight=3))
+    adverts = {100 + i: rig.advertise(i) for i in range(6)}
+    same = replace(adverts[105], **{name: getattr(adverts[104], name)})
+    signature = keys.sign(IDENTITIES[5], same.signed_text(rig.session))
+    with pytest.raises(SecaggError, match=f"share one {name}"):
+        rig.server.gather({**adverts, 105: replace(same, signature=signature)})
 
 
 @pytest.mark.parametrize("n", [7, 40])
