@@ -53,9 +53,10 @@ def answer_hello(message: Message, facts: Hello) -> Message:
             "partition": facts.partition,
             "deployed": facts.deployed,
             "seeded": facts.seeded,
-            "resources": facts.resources,
         }
     )
+    if facts.resources:  # Flower cannot count the bytes of an empty string
+        head["resources"] = facts.resources
     return Message(RecordDict({"answer": head}), reply_to=message)
 
 

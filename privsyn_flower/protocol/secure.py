@@ -74,9 +74,9 @@ def session_of(message: Message, state: RecordDict) -> Session:
 
 
 def _reply(message: Message, code: str, data: bytes, key: str = "") -> Message:
-    head = ConfigRecord({"code": code, "data": data})
-    if key:  # Flower cannot count the bytes of an empty string
-        head["key"] = key
+    said: dict[str, str | bytes] = {"code": code, "data": data, "key": key}
+    # Flower cannot count the bytes of an empty string, or of no bytes.
+    head = ConfigRecord({name: value for name, value in said.items() if value})
     return Message(RecordDict({RECORD: head}), reply_to=message)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import message_size_mod
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -367,7 +368,7 @@ def test_a_decorated_app_is_trained_under_secure_aggregation(
     strategy: TrainingStrategy, home: Path, loopback: Any
 ) -> None:
     trained: list[tuple[int, str]] = []
-    app = ClientApp()
+    app = ClientApp(mods=[message_size_mod])  # it counts every record's bytes
 
     @app.train()
     @private_training(users=lambda context: [f"{context.node_id}-{n}" for n in range(2)])

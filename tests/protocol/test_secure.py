@@ -13,6 +13,7 @@ from privsyn_flower.protocol import messaging
 from privsyn_flower.protocol.secure import (
     RECORD,
     Transport,
+    refusal,
     respond,
     run_session,
     session_of,
@@ -76,6 +77,34 @@ def test_five_messages_each_and_nothing_but_bytes_and_codes(loopback: Any) -> No
         assert dict(reply.content[RECORD]).keys() == {"code", "data"}
     down = [messaging.record_bytes(m.content) for m in grid.sent if m.metadata.dst_node_id == 1]
     assert got.bytes_down_per_node == sum(down)
+
+
+def test_flower_can_count_the_bytes_of_all_that_travels(loopback: Any) -> None:
+    """Its own mods do, and an empty string or no bytes are an error to them."""
+    peers = {i: Peer(i) for i in range(1, 6)}
+    grid = loopback(peers)
+    peers[1].change = replaced("share", "cohort", b"x")
+    peers[2].change = drop("session")
+    summed(grid)
+    refused = [m for m in grid.received if m.content[RECORD]["code"] != "ok"]
+    named = refusal(grid.sent[0], "policy", "queries")
+    assert len(refused) == 2 and all(list(m.content[RECORD]) == ["code"] for m in refused)
+    assert dict(named.content[RECORD]) == {"code": "policy", "key": "queries"}
+    for message in (*grid.sent, *grid.received, named):
+        assert all(record.count_bytes() for record in message.content.values())
+
+
+def test_refusals_of_older_nodes_have_no_bytes_as_data(loopback: Any) -> None:
+    peers = {i: Peer(i) for i in range(1, 6)}
+
+    def older(message: Message) -> Message:
+        head = ConfigRecord({"code": "secagg-setup", "data": b""})
+        return Message(RecordDict({RECORD: head}), reply_to=message)
+
+    transport = Transport(loopback({**peers, 5: older}), "query.x", 0.3, 0.3, 0.01)
+    session = a_session(length=2, min_weight=3)
+    assert run_session(transport, session, dict.fromkeys(range(1, 6), 1)).survivors == [1, 2, 3, 4]
+    assert transport.absent[5].text == "refused: secagg-setup"
 
 
 def drop(*names: str) -> Callable[[str, ConfigRecord], None]:

@@ -265,7 +265,13 @@ def test_nodes_refuse_questions_that_are_not_packed_rows(loopback: Any) -> None:
 def test_hello(loopback: Any) -> None:
     message = greeting.hello(5, 10.0)
     facts = Hello(weight=3, partition=2, deployed=True)
-    assert greeting.read_hello(greeting.answer_hello(message, facts)) == facts
+    reply = greeting.answer_hello(message, facts)
+    assert greeting.read_hello(reply) == facts
+    assert all(r.count_bytes() for m in (message, reply) for r in m.content.values())
+    weak = greeting.answer_hello(greeting.hello(5, 10.0), replace(facts, resources="weak"))
+    assert greeting.read_hello(weak) == replace(facts, resources="weak")
+    weak.content.config_records["answer"]["resources"] = ""  # what older nodes say of none
+    assert greeting.read_hello(weak) == facts
     head = ConfigRecord({"protocol": wire.PROTOCOL + 1})
     old = messaging.outgoing(RecordDict({"hello": head}), 5, greeting.HELLO, ttl=10.0)
     with pytest.raises(WireError) as caught:
@@ -356,6 +362,17 @@ def test_refusals_are_bound_to_their_ticket(loopback: Any) -> None:
         "protocol": wire.PROTOCOL,
         "code": "policy",
     }
+
+
+@pytest.mark.parametrize("sent", [query(), scores(), scores(dimension=16)])
+def test_flower_can_count_the_bytes_of_questions_and_replies(loopback: Any, sent: Query) -> None:
+    asked = wire.ask(sent, TICKET, NOISE, 7, 5, 60.0)
+    replies = [
+        wire.answer(asked, TICKET, np.ones(sent.length, np.uint64), NOISE.bits),
+        *(wire.refuse(asked, Refusal.POLICY, key) for key in ("", "queries")),
+    ]
+    for message in (asked, *replies):
+        assert all(record.count_bytes() for record in message.content.values())
 
 
 def test_empty_strings_have_a_size() -> None:

@@ -518,6 +518,7 @@ def test_an_app_is_measured_under_secure_aggregation(
         assert row["rows"] == pytest.approx(10 * 20 / 25, abs=0.3)
         assert row["rows-low"] <= 8.0 <= row["rows-high"]  # type: ignore[operator]
     assert list(result.evaluate_metrics_clientapp) == [1, 2]
+    assert all(r.count_bytes() for m in (*grid.sent, *grid.received) for r in m.content.values())
     types = [m.metadata.message_type for m in grid.sent if "secagg" in m.content]
     assert types.count("evaluate") == 2 * 5 * 6  # five stages, all nodes
     records = {(name, type(r).__name__) for m in grid.received for name, r in m.content.items()}
