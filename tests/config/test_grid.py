@@ -132,7 +132,7 @@ SHIPPED: list[tuple[str, str, int]] = [
     ("grids/ablation-pretext-lookahead", "papers/pretext-jobs-eps7.58", 2),
     ("grids/ablation-pretext-size", "papers/pretext-jobs-eps7.58", 5),
     ("compare-demo", "", 3 * 3 * 3 + 2 * 3 + 3 * 3),
-    ("compare-chats", "", (1 + 13 * 2) * 3),
+    ("compare-chats", "", (2 + 13 * 2) * 3),
     ("compare-ctcl", "", 5 * 2 * 3),
     ("compare-dp-rft", "", 3 * 2 * 3),
     ("compare-classes", "", 2),
