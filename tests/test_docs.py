@@ -192,6 +192,7 @@ def test_python_blocks_run_as_printed(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME")
     monkeypatch.setattr(shipped, "app", ClientApp())  # a page adds a handler to it
     monkeypatch.setattr(socket.socket, "connect", refused)
     monkeypatch.setattr(socket, "getaddrinfo", refused)

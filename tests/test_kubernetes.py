@@ -29,6 +29,7 @@ from privsyn_flower.app.local.loopback_guard import COMMANDS
 from privsyn_flower.app.local.processes import free_port
 from privsyn_flower.client_apps.node.device import NODE_KEYS
 from privsyn_flower.client_apps.node.policy import load_policy
+from privsyn_flower.common.files import ledger_folder, node_home
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 FILES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -289,6 +290,21 @@ def test_the_dockerfile_names_what_is_there() -> None:
         one["image"] for pod in pods() for one in containers(pod) if "privsyn" in one["image"]
     }
     assert images == {f"privsyn-flower-{role}:{__version__}" for role in ("server", "node")}
+
+
+def test_the_images_state_is_a_volume_and_a_nodes_folder_lies_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    (volume,) = re.findall(r"^VOLUME (\S+)$", text, re.MULTILINE)
+    assert re.findall(r"--home-dir (\S+)", text) == re.findall(r"^WORKDIR (/var\S+)", text, re.M)
+    assert f"--home-dir {volume} " in text
+    for one in (SUPERLINK, SUPERNODE):
+        assert {"name": "HOME", "value": volume} in one["env"]
+        assert {"name": "state", "mountPath": volume} in one["volumeMounts"]
+    monkeypatch.setenv("HOME", volume)
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert node_home().is_relative_to(volume) and ledger_folder().is_relative_to(volume)
 
 
 def test_a_request_to_the_proxy_is_bounded_within_the_servers_memory() -> None:

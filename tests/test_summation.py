@@ -297,6 +297,7 @@ def test_the_pages_example(
     loopback: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME")
     names: list[dict[str, Any]] = [{} for _ in range(3)]
     for code, scope in zip(example(), names, strict=True):
         exec(compile(code, PAGE.name, "exec"), scope)
@@ -305,7 +306,7 @@ def test_the_pages_example(
     grid = loopback({i: lambda m, c=c: client["app"](m, c) for i, c in contexts.items()})
     server["main"](grid, None)
     assert capsys.readouterr().out.strip() == "the sum is [8, 0, 4]"
-    home = tmp_path / ".cache/privsyn-flower-node/secagg"
+    home = tmp_path / ".local/share/privsyn-flower/node/secagg"
     assert sorted(path.name for path in home.iterdir()) == ["1", "2", "3", "4"]
     contexts = {i: node_context({}, node_id=i) for i in range(8)}
     grid = loopback({i: lambda m, c=c: noisy["ages"](m, c) for i, c in contexts.items()})

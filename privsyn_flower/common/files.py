@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import glob
 import hashlib
 import logging
@@ -45,17 +46,37 @@ def default_cache() -> Path:
 
 
 def ledger_folder() -> Path:
-    """Where populations' ledgers lie by default: data, not a cache that may be emptied."""
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "privsyn-flower" / "ledgers"
+    """Where populations' ledgers lie by default: data, not a cache that may be emptied. Below
+    XDG_DATA_HOME where it is an absolute path, else ~/.local/share."""
+    named = Path(os.environ.get("XDG_DATA_HOME", "")).expanduser()
+    data = named if named.is_absolute() else Path("~/.local/share").expanduser()
+    return data / "privsyn-flower" / "ledgers"
 
 
 def node_home() -> Path:
-    """A device's folder by default. One that began under ~/.cache stays there: it holds the records
-    of what its users have spent."""
-    found = cache_home() / "privsyn-flower-node"
-    older = Path("~/.cache/privsyn-flower-node").expanduser()
-    return older if older.exists() and not found.exists() else found
+    """A device's folder by default, beside the ledgers: records of what its users have spent, keys.
+
+    Earlier versions had it among the caches: one that is there goes on being used, and a warning
+    says so. Raises RuntimeError where there is no home.
+    """
+    home = ledger_folder().with_name("node")
+    for caches in (cache_home(), Path("~/.cache").expanduser()):
+        older = caches / "privsyn-flower-node"
+        if older.exists() and not home.exists():
+            _warn_of_cache(older, home)
+            return older
+    return home
+
+
+@functools.cache  # once a process
+def _warn_of_cache(older: Path, home: Path) -> None:
+    logger.warning(
+        "this node's folder is %s, among caches, which may be emptied: what its users have spent "
+        "would be forgotten, and other nodes would refuse its new key. Stop the node and move it "
+        "to %s, or name it as `cache` in the node config",
+        older,
+        home,
+    )
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, actor: str | None, initialized: bool = 
 def nobody_says_so(simulation: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PRIVSYN_SIMULATION")
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME")
 
 
 def test_an_actor_with_flowers_two_keys_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from privsyn_flower.common.files import (
     build_folder,
     cache_home,
     create_private,
+    ledger_folder,
     new_folder,
     node_home,
     private_folder,
@@ -46,14 +47,42 @@ def test_caches_lie_where_the_user_says(tmp_path: Path, monkeypatch: pytest.Monk
     for unset in ("", "relative"):  # the specification ignores relative paths
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
         assert cache_home() == tmp_path / ".cache"
-        assert node_home() == tmp_path / ".cache" / "privsyn-flower-node"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     assert cache_folder(RunConfig()) == tmp_path / "own" / "privsyn-flower"
     assert hub_cache("a/b").is_relative_to(tmp_path / "own" / "huggingface")
-    assert node_home() == tmp_path / "own" / "privsyn-flower-node"
-    assert str(tmp_path / "own") in CliRunner().invoke(app, ["node", "status"]).output
-    (tmp_path / ".cache" / "privsyn-flower-node").mkdir(parents=True)
-    assert node_home() == tmp_path / ".cache" / "privsyn-flower-node", "what was spent is there"
+
+
+def test_a_nodes_records_lie_with_the_ledgers_and_not_among_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    for unset in ("", "relative"):  # relative: another folder in each working directory
+        monkeypatch.setenv("XDG_DATA_HOME", unset)
+        assert ledger_folder() == tmp_path / ".local/share/privsyn-flower/ledgers"
+        assert node_home() == tmp_path / ".local/share/privsyn-flower/node"
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "own"))
+    assert node_home() == tmp_path / "own/privsyn-flower/node"
+    assert f"folder = {node_home()}\n" in CliRunner().invoke(app, ["node", "status"]).output
+
+
+def test_a_nodes_folder_of_an_earlier_version_goes_on_being_used_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "own"))
+    for older in (
+        tmp_path / ".cache" / "privsyn-flower-node",
+        cache_home() / "privsyn-flower-node",
+    ):
+        older.mkdir(parents=True)
+        caplog.clear()
+        assert node_home() == node_home() == older, "what was spent is there"
+        (told,) = caplog.messages
+        assert f"folder is {older}," in told and f"{tmp_path}/own/privsyn-flower/node" in told
+    older.rename(private_folder(tmp_path / "own/privsyn-flower") / "node")
+    assert node_home() == tmp_path / "own/privsyn-flower/node"
 
 
 def test_write_atomic_keeps_the_old_file_when_the_disk_fails(

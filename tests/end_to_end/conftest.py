@@ -251,7 +251,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     """A Flower without a network, whose SuperLink serves all tests of a module; HOME is a link."""
     folder = tmp_path_factory.mktemp("offline")
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
-    own = {"HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+    own = {"HOME": str(folder / "home"), "XDG_DATA_HOME": "", "PYTHONPATH": str(ROOT)}
     with own_flower(folder) as environment:
         environment |= {**proxies, **own, "no_proxy": "127.0.0.1,localhost"}
         with superlink(environment, folder / "superlink.log"):

@@ -118,5 +118,5 @@ def test_what_the_pages_show_runs(tmp_path: Path, environment: dict[str, str]) -
     twice, none, once = map(int, total.groups())
     assert (none, twice) == (0, 2 * once)  # of the nodes that were there when the server looked
     assert 3 <= once <= 4
-    kept = tmp_path / ".cache/privsyn-flower-node/secagg"
+    kept = tmp_path / ".local/share/privsyn-flower/node/secagg"
     assert len(list(kept.glob("*/identity.key"))) == once

@@ -45,6 +45,7 @@ LOG = ".cache/privsyn-flower/nodes/drop-in/0-of-4/node.log"  # in the home of a 
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: Any) -> Iterator[Path]:
     """Where a simulated node keeps its things."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME")
     yield tmp_path
 
 

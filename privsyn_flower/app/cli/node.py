@@ -26,7 +26,8 @@ node_app.add_typer(roster_app, name="roster")
 Folder = Annotated[
     Path | None,
     typer.Option(
-        help="The node's folder; default: the node config's, else ~/.cache/privsyn-flower-node."
+        help="The node's folder; default: the node config's, else "
+        "~/.local/share/privsyn-flower/node."
     ),
 ]
 NodeConfig = Annotated[Path | None, typer.Option(help="The file of the SuperNode's --node-config.")]
