@@ -54,7 +54,8 @@ class Refusal(StrEnum):
 
 
 # The keys of a node's policy that a refusal may name: each compares public numbers of a question,
-# or of a sum's members, with what the node's owner set. A user's own limits never refuse.
+# or of a sum's members, with what the node's owner set. A user's own limits never refuse. "peer": a
+# member's key or weight is not the one that the node saw first.
 POLICY_KEYS = frozenset(
     {
         "aggregation",
@@ -75,6 +76,7 @@ POLICY_KEYS = frozenset(
         "allowed-models",
         "max-rounds-per-run",
         "roster",
+        "peer",
     }
 )
 

@@ -41,10 +41,11 @@ def take(path: Path, round: int, users: list[str] = USERS, **values: Any) -> lis
     return mask.tolist()
 
 
-def refused(call: Callable[[], object], word: str) -> None:
+def refused(call: Callable[[], object], word: str) -> str:
     with pytest.raises(WireError, match=word) as caught:
         call()
     assert caught.value.code is Refusal.POLICY
+    return caught.value.key
 
 
 @settings(max_examples=8, deadline=None)
@@ -196,7 +197,8 @@ def test_keys_and_weights_are_trusted_on_first_use(path: Path) -> None:
     records, one = NodeRecords(path), Peer(b"k" * 32, 5)
     assert records.pin_all({"node-1": one}) == 1
     assert records.pin_all({"node-1": one, "node-2": one}) == 1
-    refused(lambda: records.pin_all({"node-1": Peer(b"x" * 32, 5)}), "'node-1' shows another key")
+    other = {"node-1": Peer(b"x" * 32, 5)}
+    assert refused(lambda: records.pin_all(other), "'node-1' shows another key") == "peer"
     for weight in (4, 6, 10**9):  # a node that grows, and one that wants all the noise
         changed = Peer(b"k" * 32, weight)
         refused(lambda new=changed: records.pin_all({"node-1": new}), "'node-1' shows another weig")

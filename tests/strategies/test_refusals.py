@@ -9,6 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Message
 
 from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.records import Peer
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.secure import RECORD
 from privsyn_flower.protocol.wire import POLICY_KEYS, Refusal
@@ -67,6 +68,19 @@ def test_nodes_of_another_policy_end_a_secure_run_at_once(tmp_path: Path, loopba
         run.run()
     assert [device.stages for device in devices.values()] == [["advertise"]] * 4
     assert secure_rounds_rig.states(run) == [(1, 1, "void", False)]
+
+
+def test_another_key_than_a_peers_first_is_told_by_its_own_key(
+    tmp_path: Path, loopback: Any
+) -> None:
+    devices = {100 + i: Device(tmp_path, i, Policy()) for i in range(4)}
+    for device in list(devices.values())[:3]:
+        device.node.records.pin_all({"103": Peer(b"k" * 32, 5)})
+    run = secure_rounds_rig.engine(tmp_path, loopback(devices), secure_rounds_rig.Asking())
+    with pytest.raises(
+        NoRelease, match=r"the last, of round 1: 3 of 4 nodes refused: policy \(peer\)"
+    ):
+        run.run()
 
 
 def test_refusals_that_leave_too_few_end_the_run_with_what_it_has(

@@ -186,10 +186,8 @@ class NodeRecords:
                 new += row is None
                 for what, pinned, shown in zip(Peer._fields, row or peer, peer, strict=True):
                     if pinned != shown:
-                        raise WireError(
-                            Refusal.POLICY,
-                            f"peer {name!r} shows another {what} than the first time",
-                        )
+                        text = f"peer {name!r} shows another {what} than the first time"
+                        raise WireError(Refusal.POLICY, text, "peer")
                 database.execute("INSERT OR REPLACE INTO pins VALUES (?, ?, ?)", (name, *peer))
         return new
 

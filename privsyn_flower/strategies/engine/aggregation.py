@@ -52,7 +52,8 @@ _CHUNK = 1 << 20  # coordinates that noise is rounded and added to at a time
 # Refusals of the question itself: whoever gives one gives it again.
 FINAL = {Refusal.PROTOCOL, Refusal.KIND, Refusal.EMBEDDER, Refusal.MODEL, Refusal.POLICY}
 # Of POLICY: about who else is there, which may be others the next time.
-PASSING_KEYS = {"min-cohort", "min-colluding-share", "max-member-share", "max-population", "roster"}
+PASSING_KEYS = {"min-cohort", "min-colluding-share", "max-member-share", "max-population"}
+PASSING_KEYS |= {"roster", "peer"}
 
 
 class Refused(TooFewSurvivors):
