@@ -188,7 +188,7 @@ def _round_of(
     )
     strategy.attach(run)
     plan = RoundPlan(
-        folder.name, len(users), noise, nodes=nodes, greeting="train",
+        folder.name, len(users), noise, nodes=nodes, greetings=("train",),
         distance=distance_each(EPSILON, DELTA, RELEASES),
     )  # fmt: skip
     book = Ledger.open(

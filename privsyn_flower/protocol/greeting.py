@@ -1,15 +1,32 @@
-"""Hello: a node's public facts, asked once a run, before any question."""
+"""Hello: a node's public facts, asked once a run, before any question.
+
+Somebody else's app answers it by each of its functions that the run will ask, so that a function
+that is not private, and would answer with what it computes, is never sent a model.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
 
-from privsyn_flower.protocol.messaging import outgoing
-from privsyn_flower.protocol.wire import PROTOCOL, WireError, accepted, checked, number, refuse
+from privsyn_flower.protocol.messaging import Arrived, outgoing, send_and_wait
+from privsyn_flower.protocol.wire import (
+    EVALUATE,
+    PROTOCOL,
+    TRAIN,
+    Absent,
+    WireError,
+    accepted,
+    checked,
+    number,
+    refuse,
+)
 
 HELLO = "query.hello"
+# What makes an app's own function answer a greeting, by the greeting's message type.
+PRIVATE = {TRAIN: "@private_training", EVALUATE: "@private_evaluation"}
 _RECORD = "hello"  # under any message type: an app with one handler tells it from a question
 RESOURCES = ("", "strong", "weak")  # what a node may be of
 
@@ -29,7 +46,7 @@ class Hello:
 
 
 def hello(node_id: int, ttl: float, message_type: str = HELLO) -> Message:
-    """Ask a node for its public facts; message_type "train" for apps that only train."""
+    """Ask a node for its public facts; message_type: one of PRIVATE for somebody else's app."""
     head = ConfigRecord({"protocol": PROTOCOL})
     return outgoing(RecordDict({_RECORD: head}), node_id, message_type, ttl=ttl)
 
@@ -61,8 +78,15 @@ def answer_hello(message: Message, facts: Hello) -> Message:
 
 
 def read_hello(message: Message) -> Hello:
-    """The server's side of `answer_hello`. Raises WireError for refusals and errors."""
-    config = accepted(message)
+    """The server's side of `answer_hello`. Raises WireError for refusals and errors, which says so
+    where it is the evaluate function's: the train function answered."""
+    try:
+        config = accepted(message)
+    except Absent as error:
+        if message.metadata.message_type != EVALUATE:
+            raise
+        where = replace(error.absence, text=f"{error.absence.text} in {EVALUATE}")
+        raise Absent(error.code, where) from None
     return Hello(
         weight=int(number(config, "weight", 1)),
         partition=int(number(config, "partition", 0)),
@@ -70,3 +94,31 @@ def read_hello(message: Message) -> Hello:
         seeded=config.get("seeded") is not False,
         resources=str(group) if (group := config.get("resources")) in RESOURCES else "",
     )
+
+
+def greet(
+    grid: Grid, nodes: list[int], types: tuple[str, ...], timeout: float, arrived: Arrived
+) -> dict[int, Message]:
+    """Greet nodes by all message types of `types`, one after the other; node -> its reply.
+
+    A node is greeted by the next type once it gave its facts to the last one. Its reply is the one
+    to the first type, or the first that has no facts; who was silent about one has none. timeout:
+    seconds that each type waits.
+    """
+    found: dict[int, Message] = {}
+    for type_ in types:
+        messages = [hello(node, timeout, type_) for node in nodes]
+        replies = send_and_wait(grid, messages, timeout, arrived, poll=0.1)
+        silent = set(nodes) - set(replies)
+        nodes = [node for node, reply in replies.items() if _has_facts(reply)]
+        found = {node: reply for node, reply in found.items() if node not in silent}
+        found |= {n: reply for n, reply in replies.items() if n not in found or n not in nodes}
+    return found
+
+
+def _has_facts(reply: Message) -> bool:
+    try:
+        read_hello(reply)
+    except WireError:
+        return False
+    return True

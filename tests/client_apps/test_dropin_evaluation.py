@@ -208,9 +208,11 @@ def test_each_declared_user_is_measured_bounded_and_forgiven_alone() -> None:
     assert got == pytest.approx([2, 1, -2], abs=1e-3)
 
 
-def test_a_greeting_is_for_the_train_function(loopback: Any) -> None:
+def test_the_wrapper_answers_the_greeting(loopback: Any) -> None:
+    """So that a server learns before the first round that the function is private."""
     evaluate = private_evaluation(_raises(AssertionError("called")))
-    assert code(evaluate(greeting.hello(1, 60.0, "evaluate"), context())) == Refusal.MALFORMED
+    told = greeting.read_hello(evaluate(greeting.hello(1, 60.0, "evaluate"), context()))
+    assert not told.deployed and told.weight == 1
 
 
 def listed(*metrics: Any) -> dict[str, str]:

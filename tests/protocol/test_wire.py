@@ -279,6 +279,31 @@ def test_hello(loopback: Any) -> None:
     assert caught.value.code is Refusal.PROTOCOL
 
 
+def test_only_who_gave_its_facts_is_greeted_by_another_type(loopback: Any) -> None:
+    def node(partition: int, **other: Any) -> Any:
+        def answered(message: Message) -> Message | None:
+            if (answer := other.get(message.metadata.message_type, ...)) is not ...:
+                return answer and answer(message)
+            return greeting.answer_hello(message, Hello(3, partition, deployed=True))
+
+        return answered
+
+    refuses = lambda message: wire.refuse(message, Refusal.SETUP)  # noqa: E731
+    grid = loopback({
+        1: node(1), 2: node(2, train=refuses), 3: node(3, train=None),
+        4: node(4, evaluate=refuses), 5: node(5, evaluate=None),
+        6: node(6, evaluate=lambda message: 1 / 0),
+    })  # fmt: skip
+    types = ("train", "evaluate")
+    found = greeting.greet(grid, list(grid.nodes), types, 0.1, lambda done, total: None)
+    told = {n: reply.metadata.message_type for n, reply in found.items()}
+    assert told == {1: "train", 2: "train", 4: "evaluate", 6: "evaluate"}
+    assert greeting.read_hello(found[1]) == Hello(3, 1, deployed=True)
+    assert found[6].has_error()
+    sent = [(m.metadata.message_type, m.metadata.dst_node_id) for m in grid.sent]
+    assert sent == [*(("train", n) for n in range(1, 7)), *(("evaluate", n) for n in (1, 4, 5, 6))]
+
+
 @pytest.mark.parametrize("data", [b"", b"PK", "text", 3, [1.0], b"x" * 100_000])
 def test_hostile_answers_are_malformed_and_nothing_else(loopback: Any, data: Any) -> None:
     """Whatever a node sends, the run refuses its answer and goes on."""

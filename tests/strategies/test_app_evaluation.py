@@ -31,6 +31,8 @@ from privsyn_flower.strategies import DPFedAvg, PrivateEvaluation, TrainingResul
 from privsyn_flower.strategies.averaging.app_evaluation import AppEvaluations
 from privsyn_flower.strategies.averaging.generalised_fedavg import Diverged
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.strategies.engine import cohort
+from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.strategies.engine.run_ledger import open_ledger
 from tests.client_apps.rig import bare
 from tests.conftest import node_context
@@ -128,8 +130,9 @@ def test_figures_are_where_flower_has_them(
         (row,) = own.metrics()
         assert spent[rnd - 1] < row["epsilon_so_far"] == pytest.approx(spent[rnd])
     assert "evaluation on the nodes after round 4" in caplog.text
-    # One greeting, and a model a round: evaluations know the nodes, and keep no copy of a model.
-    assert all(node.greeted == ["train"] for node in nodes.values())
+    # One greeting of each function, and a model a round: evaluations know the nodes, and keep no
+    # copy of a model.
+    assert all(node.greeted == ["train", "evaluate"] for node in nodes.values())
     assert not list((tmp_path / "run").rglob("queries/*.npz"))
     runs = {ticket.run for ticket in nodes[100].measured}
     assert {run.rpartition("-evaluation-")[2] for run in runs} == {"0002", "0004", "0005"}
@@ -470,6 +473,59 @@ def app() -> Iterator[ClientApp]:
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
     yield found
+
+
+@pytest.mark.parametrize("kind", ["none", "reads arrays", "reads nothing"])
+def test_an_evaluate_function_that_is_not_private_is_found_before_round_1(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Nothing is trained or charged, and nobody is asked how well a model does."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
+    app = ClientApp()
+    app.train()(private_training(_never))
+    if kind != "none":
+
+        @app.evaluate()
+        def evaluate(message: Message, context: Any) -> Message:
+            if kind == "reads arrays":
+                message.content["arrays"]
+            metrics = MetricRecord({"accuracy": 0.5})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    own = {n: node_context({"partition-id": n - 1, "num-partitions": 2}, node_id=n) for n in (1, 2)}
+    grid = loopback({n: lambda message, n=n: app(message, own[n]) for n in own})
+    said = (
+        r"^2 of 2 nodes (failed \(Flower error code 2\) in evaluate|sent no facts .*): their "
+        r"evaluate function is not private. Put @private_evaluation below @app.evaluate\(\) in"
+    )
+    with pytest.raises(TooFewNodes, match=said):
+        train(grid, tmp_path, users=2, node_timeout=60.0)
+    assert [m.metadata.message_type for m in grid.sent] == ["train"] * 2 + ["evaluate"] * 2
+    assert all(greeting.is_hello(message) for message in grid.sent)
+    assert ledger_of(tmp_path).charges() == []
+
+
+def _never(message: Message, context: Any) -> Message:
+    raise AssertionError("trained")
+
+
+def test_a_node_whose_evaluate_function_is_not_private_takes_no_part(
+    tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes: dict[int, Any] = dict(nodes_of())
+
+    class Undecorated(Trainer):
+        def __call__(self, message: Message) -> Message | None:
+            if message.metadata.message_type == "evaluate":
+                raise KeyError("arrays")
+            return super().__call__(message)
+
+    nodes[102] = Undecorated(2, [1.0] * 20)
+    result = train(loopback(nodes), tmp_path, users=120, nodes=3, min_surviving_weight=0.8)
+    assert list(result.evaluate_metrics_clientapp) == [3]
+    assert set(nodes[102].greeted) == {"train"} and nodes[102].asked == []
+    assert "greeting: 1 of 3 nodes failed (Flower error code 2) in evaluate" in caplog.messages
 
 
 @pytest.mark.slow

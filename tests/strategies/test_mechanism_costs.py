@@ -360,7 +360,7 @@ def test_the_hello_travels_as_the_plan_says(rig: KeyRig) -> None:
         return answer
 
     noted = {at: noting(node) for at, node in rig.nodes.items()}
-    plan = replace(PLAN, greeting="train")
+    plan = replace(PLAN, greetings=("train",))
     assert KeyRig(rig.folder, rig.loopback, noted).engine(plan=plan).run() == T
     assert types == ["train"] * 4
 

@@ -78,7 +78,7 @@ def private_evaluation(
         kind: Callable[[Ask], Kind] = lambda one: Kind(check_metrics, _vectors(one))  # noqa: E731
         if check is not None:
             EVALUATION_CHECKS[function.__module__] = check, _read_reply
-        return answering(function, users, weight, kind, check, _read_reply, greets=False)
+        return answering(function, users, weight, kind, check, _read_reply, trains=False)
 
     return decorated if function is None else decorated(function)
 

@@ -121,13 +121,13 @@ def answering(
     check: Handler | None,
     read_reply: ReplyReader,
     *,
-    greets: bool = True,
+    trains: bool = True,
 ) -> Handler:
     """A handler of Flower's that calls the app's function only where a user's vector is made.
 
     kind: of question that it answers, given how the function is called for one user. check: the
     author's, on made-up data. read_reply(query, arrays, reply): what the node takes from a reply,
-    or raises. greets: it answers the greeting of a run, too.
+    or raises. trains: it is the train function, before whose rounds the evaluation is checked.
     """
     passed, measured = set[str](), set[str]()
 
@@ -135,13 +135,13 @@ def answering(
     def handler(message: Message, context: Context) -> Message:
         def answer() -> Message:
             node = open_dropin(context, users, weight)
-            if greets and is_hello(message):
+            if is_hello(message):
                 return answer_hello(message, node.facts)
             answers = kind(asking(function, message, context, named=users is not None))
             if check is not None:
                 rehearse = asking(check, message, context, named=False)
                 answers = with_rehearsal(answers, rehearse, read_reply, passed)
-            if greets and function.__module__ in EVALUATION_CHECKS:
+            if trains and function.__module__ in EVALUATION_CHECKS:
                 own, read = EVALUATION_CHECKS[function.__module__]
                 rehearse = asking(own, message, context, named=False)
                 answers = with_rehearsal(answers, rehearse, read, measured, evaluation_to_come)

@@ -24,6 +24,7 @@ from privsyn_flower.privacy.plan import Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import evaluation_phases, plan_privacy, summed_std
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.protocol.question import TO_COME
+from privsyn_flower.protocol.wire import EVALUATE, TRAIN
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.app_evaluation import (
     EVALUATION,
@@ -210,9 +211,9 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         and after each round.
 
         evaluation: measures the model on the nodes, by metrics of their evaluate function under
-        `private_evaluation`. users: the declared population (public); the noise is the smallest
-        that keeps (epsilon, delta) for num_rounds + spare_rounds releases and those of
-        `evaluation`. nodes: to wait for; 0: as many as users.
+        `private_evaluation`; a node without one takes no part. users: the declared population
+        (public); the noise is the smallest that keeps (epsilon, delta) for num_rounds +
+        spare_rounds releases and those of `evaluation`. nodes: to wait for; 0: as many as users.
         population_name: declared; all runs that declare it share one ledger (`ledger`, or a file of
         that name in the user's data folder) with the total ledger_epsilon (0: epsilon). Without it
         the run has a ledger of its own, and epsilon covers this run alone. node_keys: declared,
@@ -257,7 +258,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
                 **self.invariants(made),
             },
             keys=Path(noise_keys) if noise_keys else None,
-            greeting="train",
+            greetings=(TRAIN, EVALUATE) if evaluation else (TRAIN,),
             progress=progress or log_rounds,
             callbacks=Callbacks([failures, *callbacks]),
             arguments=self.arguments,

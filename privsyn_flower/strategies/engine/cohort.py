@@ -14,9 +14,9 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.randomness import seeded
-from privsyn_flower.protocol.greeting import HELLO, Hello, hello, read_hello
-from privsyn_flower.protocol.messaging import Absence, send_and_wait, tally
-from privsyn_flower.protocol.wire import TRAIN, Absent, WireError
+from privsyn_flower.protocol.greeting import HELLO, PRIVATE, Hello, greet, read_hello
+from privsyn_flower.protocol.messaging import Absence, tally
+from privsyn_flower.protocol.wire import Absent, WireError
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.secagg import LEAST_NODES
 
@@ -49,9 +49,9 @@ class RoundPlan:
     amplification is claimed.
     distance: total variation that one release's integer noise may be from Gaussian noise.
     cycle: a rota: the node at place i of the enrolment is asked in rounds with (rnd - 1 - i) %
-    cycle == 0 (0: every round), with W as for a draw. greeting: message type of the hello, "train"
-    for apps that answer nothing else. group: nodes of these `resources` alone are asked ("": all),
-    and users, nodes and the weights are theirs.
+    cycle == 0 (0: every round), with W as for a draw. greetings: message types of the hello, all of
+    which a node must answer (PRIVATE has those of somebody else's app). group: nodes of these
+    `resources` alone are asked ("": all), and users, nodes and the weights are theirs.
     """
 
     run: str
@@ -70,7 +70,7 @@ class RoundPlan:
     cohort_nodes: int = 0
     seed: int = 0
     colluding_users: int | None = None
-    greeting: str = HELLO
+    greetings: tuple[str, ...] = (HELLO,)
     cycle: int = 0
     distance: float = 1.0
     group: str = ""
@@ -147,6 +147,7 @@ class Cohort:
         self._grown = time.monotonic()  # when a node came last
         self._noted: tuple[int, ...] = ()
         self._places: dict[str, int] = {}  # of a rota
+        self._missed = ""  # the greeting that was answered without facts, the last one
 
     def enrol(self) -> None:
         """Fix the weights and places of who is known on disk, for resumes: they are about to be
@@ -312,12 +313,12 @@ class Cohort:
         told = tally(self._absent, len(self._here))
         if any(why.code for why in self._absent.values()):
             return f"{told}: the nodes' own logs say why (docs/deployment.md)"
-        if self.plan.greeting == TRAIN:
+        if decorator := PRIVATE.get(self._missed):
             return (
-                f"{told}: their train function is not private. Put @private_training below "
-                "@app.train() in the ClientApp; or the function has an action name, as in "
-                '@app.train("fit"), or the ClientApp has mods that read messages, such as '
-                "clipping: take those out (docs/dropin.md)"
+                f"{told}: their {self._missed} function is not private. Put {decorator} below "
+                f"@app.{self._missed}() in the ClientApp; or the function has an action name, as "
+                f'in @app.{self._missed}("fit"), or the ClientApp has mods that read messages, '
+                "such as clipping: take those out (docs/dropin.md)"
             )
         return (
             f"{told}: the app's ClientApp must be privsyn_flower.client_apps.main:app, and its "
@@ -373,9 +374,8 @@ class Cohort:
 
     def _greet(self, nodes: list[int], timeout: float) -> None:
         """Ask new nodes for their public facts; their weight is fixed for the run from here."""
-        messages = [hello(node, timeout, self.plan.greeting) for node in nodes]
         arrived = partial(self.progress, "nodes")
-        replies = send_and_wait(self.grid, messages, timeout, arrived, poll=0.1)
+        replies = greet(self.grid, nodes, self.plan.greetings, timeout, arrived)
         for node in nodes:
             if node in replies or self._waited:  # the silent are waited for once, too
                 self._tried[node] = time.monotonic()
@@ -383,6 +383,7 @@ class Cohort:
             try:
                 facts = read_hello(reply)
             except WireError as error:
+                self._missed = reply.metadata.message_type
                 odd = Absence(f"sent no facts ({error})")
                 self._absent[node] = error.absence if isinstance(error, Absent) else odd
                 logger.info("node %d %s", node, self._absent[node].text)
