@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.secagg import Code
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
-
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -45,6 +46,29 @@ def test_every_policy_key_with_its_default() -> None:
 def test_every_node_config_key() -> None:
     assert set(rows("Data and node config")) == NODE_KEYS
     assert set(tomllib.loads((EXAMPLES / "node.toml").read_text())) == NODE_KEYS
+
+
+def unit(name: str) -> ConfigParser:
+    found = ConfigParser(interpolation=None, strict=False)  # Environment= comes several times
+    found.optionxform = str  # type: ignore[method-assign,assignment]
+    found.read_string((EXAMPLES / name).read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_nights_end_does_not_start_the_node_again() -> None:
+    """A stop by systemctl is no failure; RuntimeMaxSec= ends a unit with one, so Restart= acts."""
+    node, night, morning = "privsyn-node.service", "privsyn-night.timer", "privsyn-morning.timer"
+    assert unit(node)["Service"]["Restart"] == "on-failure"
+    assert unit(night)["Timer"]["Unit"] == node and "Unit" not in unit(morning)["Timer"]
+    stop = unit("privsyn-morning.service")["Service"]  # of the timer's name, so it is the one
+    assert shlex.split(stop["ExecStart"]) == ["/usr/bin/systemctl", "stop", node]
+    assert stop["Type"] == "oneshot" and not unit("privsyn-morning.service").has_section("Install")
+    times = [unit(name)["Timer"]["OnCalendar"].split()[1] for name in (night, morning)]
+    assert times == ["00:30:00", "06:30:00"]
+    for timer in (night, morning):
+        assert unit(timer)["Install"]["WantedBy"] == "timers.target"
+        assert f"(examples/{timer})" in section("As a service")
+    assert "RuntimeMaxSec" not in unit(node)["Service"] and "RuntimeMaxSec" not in PAGE
 
 
 def test_every_refusal_code() -> None:
