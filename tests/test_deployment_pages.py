@@ -19,6 +19,8 @@ from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.secagg import Code
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
+from tests.test_kubernetes import named
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -46,6 +48,16 @@ def test_every_policy_key_with_its_default() -> None:
 def test_every_node_config_key() -> None:
     assert set(rows("Data and node config")) == NODE_KEYS
     assert set(tomllib.loads((EXAMPLES / "node.toml").read_text())) == NODE_KEYS
+
+
+def test_the_example_run_has_the_embedder_of_every_example_node() -> None:
+    """Else each of them refuses its questions with embedder-mismatch."""
+    config = load_config(ROOT / "configs" / "deployment-example.toml")
+    for text in (
+        (EXAMPLES / "node.toml").read_text(encoding="utf-8"),
+        named("ConfigMap", "supernode")["data"]["node.toml"],
+    ):
+        assert tomllib.loads(text)["embedder"] == config.models.embedder == "minilm-int8"
 
 
 def unit(name: str) -> ConfigParser:

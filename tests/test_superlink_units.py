@@ -6,12 +6,16 @@ import importlib
 import re
 import shlex
 import ssl
+import tomllib
 from pathlib import Path
 
 from privsyn_flower.app.local.layout import AUTHORITY, CERTIFICATE, KEY, write_certificates
+from privsyn_flower.config import load_config
 from tests.test_kubernetes import named
 
-FOLDER = Path(__file__).parent.parent / "deploy" / "superlink"
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "deploy" / "superlink"
+PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
 
 
 def command(unit: str) -> list[str]:
@@ -40,6 +44,41 @@ def test_the_proxy_is_the_manifests_and_of_the_superlinks_account() -> None:
         re.findall(r"^User=(.*)$", p.read_text(), re.M)[0] for p in FOLDER.glob("*.service")
     }
     assert accounts == {"privsyn"}
+
+
+def writable(unit: Path) -> Path:
+    """The folder that a unit of ProtectSystem=strict may write to."""
+    text = unit.read_text(encoding="utf-8")
+    assert "\nProtectSystem=strict\n" in text and "ReadWritePaths" not in text
+    (name,) = re.findall(r"^StateDirectory=(.*)$", text, re.MULTILINE)
+    return Path("/var/lib", name)
+
+
+def test_the_example_run_and_node_write_where_their_units_may() -> None:
+    state = writable(FOLDER / "privsyn-superlink.service")
+    config = load_config(ROOT / "configs" / "deployment-example.toml")
+    paths = [config.run_folder, config.cache, config.data.public_path, config.models.generator]
+    assert all(Path(path).is_relative_to(state) for path in paths), paths
+    text = (FOLDER / "privsyn-superlink.service").read_text(encoding="utf-8")
+    assert f" HOME={state}\n" in text  # of the ledgers and the keys of an aggregator's noise
+    assert f"--run-config {state}/run.toml\n```" in PAGE and "/srv/" not in PAGE
+    node = tomllib.loads((ROOT / "docs" / "examples" / "node.toml").read_text(encoding="utf-8"))
+    assert Path(node["cache"]).is_relative_to(
+        writable(ROOT / "docs" / "examples" / "privsyn-node.service")
+    )
+
+
+def test_the_page_sends_nodes_to_the_proxy_and_flwr_past_it() -> None:
+    """The proxy answers whatever is no node's with 404."""
+    conf = (FOLDER / "nginx.conf").read_text(encoding="utf-8")
+    (port,) = re.findall(r"listen (\d+) ssl;", conf)
+    words = command("privsyn-superlink.service")
+    own = words[words.index("--port") + 1]
+    assert f"proxy_pass https://127.0.0.1:{own};" in conf and "location / { return 404; }" in conf
+    (bullet,) = re.findall(r"^- \[deploy/superlink\].*?(?=\n\n|\n- )", PAGE, re.M | re.S)
+    flat = " ".join(bullet.split())
+    assert f"on port {port} for nodes alone, who then name it for {own}. `flwr` gets 404" in flat
+    assert f"# with the units: localhost:{own}\n" in PAGE
 
 
 def shakes_hands(trusted: ssl.SSLContext, server: Path) -> bool:
