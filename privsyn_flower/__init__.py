@@ -37,8 +37,8 @@ NO_TELEMETRY = {
 os.environ.update(NO_TELEMETRY)
 
 _HOMES = {  # package -> its names
-    "strategies": "CTCL Callback DPFTRL DPFedAvg NothingLearned POPri PldAccountant "
-    "PrEText PrivateEvaluation PrivateEvolution SynthesisStrategy",
+    "strategies": "AllNodesFailed CTCL Callback DPFTRL DPFedAvg NoRelease NothingLearned POPri "
+    "PldAccountant PrEText PrivateEvaluation PrivateEvolution SynthesisStrategy TooFewNodes",
     "client_apps": "private_evaluation private_training",
     "protocol": "Query",
     "summation": "secure_sum secure_vector",

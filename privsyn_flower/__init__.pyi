@@ -12,8 +12,10 @@ from privsyn_flower.privacy import calibrate as calibrate
 from privsyn_flower.protocol import Query as Query
 from privsyn_flower.strategies import CTCL as CTCL
 from privsyn_flower.strategies import DPFTRL as DPFTRL
+from privsyn_flower.strategies import AllNodesFailed as AllNodesFailed
 from privsyn_flower.strategies import Callback as Callback
 from privsyn_flower.strategies import DPFedAvg as DPFedAvg
+from privsyn_flower.strategies import NoRelease as NoRelease
 from privsyn_flower.strategies import NothingLearned as NothingLearned
 from privsyn_flower.strategies import PldAccountant as PldAccountant
 from privsyn_flower.strategies import POPri as POPri
@@ -21,6 +23,7 @@ from privsyn_flower.strategies import PrEText as PrEText
 from privsyn_flower.strategies import PrivateEvaluation as PrivateEvaluation
 from privsyn_flower.strategies import PrivateEvolution as PrivateEvolution
 from privsyn_flower.strategies import SynthesisStrategy as SynthesisStrategy
+from privsyn_flower.strategies import TooFewNodes as TooFewNodes
 from privsyn_flower.strategies.ctcl.config import CtclConfig as CtclConfig
 from privsyn_flower.strategies.pe.config import PeConfig as PeConfig
 from privsyn_flower.strategies.popri.config import PopriConfig as PopriConfig

@@ -66,6 +66,20 @@ def test_every_public_name_is_there_once(name: str) -> None:
     assert name in dir(privsyn_flower)
 
 
+def test_what_a_start_raises_has_a_public_name() -> None:
+    from privsyn_flower import strategies
+    from privsyn_flower.strategies.engine import cohort, node_failures, rounds
+
+    for module, name in (
+        (cohort, "TooFewNodes"),
+        (node_failures, "AllNodesFailed"),
+        (rounds, "NoRelease"),
+        (rounds, "NothingLearned"),
+    ):
+        own = getattr(module, name)
+        assert getattr(privsyn_flower, name) is getattr(strategies, name) is own
+
+
 def test_an_unknown_name_is_an_error_of_the_module() -> None:
     with pytest.raises(AttributeError, match="'privsyn_flower' has no attribute 'PreText'"):
         _ = privsyn_flower.PreText  # type: ignore[attr-defined]

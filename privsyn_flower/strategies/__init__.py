@@ -20,7 +20,8 @@ if TYPE_CHECKING:
         Question,
         RunStart,
     )
-    from privsyn_flower.strategies.engine.cohort import RoundPlan
+    from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes
+    from privsyn_flower.strategies.engine.node_failures import AllNodesFailed
     from privsyn_flower.strategies.engine.rounds import (
         Method,
         NoRelease,
@@ -52,7 +53,8 @@ else:
             "dp_ftrl.strategy": "DPFTRL",
             "dp_rft.strategy": "DPRFT",
             "engine.callbacks": "Callback CheckFailed Question RunStart",
-            "engine.cohort": "RoundPlan",
+            "engine.cohort": "RoundPlan TooFewNodes",
+            "engine.node_failures": "AllNodesFailed",
             "engine.rounds": "Method NoRelease NothingLearned Rounds",
             "engine.session": "Session",
             "evaluation.strategy": "Caps FederatedEvaluation better evaluate",
@@ -70,6 +72,7 @@ __all__ = [
     "CTCL",
     "DPFTRL",
     "DPRFT",
+    "AllNodesFailed",
     "Callback",
     "Caps",
     "CheckFailed",
@@ -92,6 +95,7 @@ __all__ = [
     "Session",
     "SynthesisResult",
     "SynthesisStrategy",
+    "TooFewNodes",
     "TrainingResult",
     "TrainingStrategy",
     "better",
