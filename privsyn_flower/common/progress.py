@@ -36,6 +36,12 @@ def silent(stage: str, done: float, total: float, note: str = "") -> None:
     """No progress shown; the default of library calls."""
 
 
+def log_rounds(stage: str, done: float, total: float, note: str = "") -> None:
+    """Finished rounds, in the log that Flower shows in every app; the default of a `start`."""
+    if stage == "rounds":
+        logging.getLogger("flwr").info("[ROUND %d/%d] %s", done, total, note)
+
+
 def stop(progress: Progress, stage: str, step: int, steps: int, note: str = "") -> None:
     """End a stage whose steps are a bound, and say so where it took fewer."""
     early = f"stopped after {step} of at most {steps} steps" if step < steps else ""

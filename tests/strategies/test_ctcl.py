@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -305,6 +306,16 @@ def test_start_counts_trains_and_writes(tmp_path: Path, loopback: Any, base: Pat
     sent = len(grid.sent)
     again = started(made(base, filter=False), grid, tmp_path / "run")
     assert len(grid.sent) == sent and again.texts == result.texts and again.rounds == 2
+
+
+def test_the_settings_of_both_phases_are_logged(
+    base: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    made(base, topic_threshold=0.5).summary()
+    for words in ("CTCL settings:", "topic_threshold: 0.5", "DPFedAvg settings:", "clip_norm: "):
+        assert words in caplog.text
 
 
 def test_start_refuses_what_it_cannot_do(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.config import PreTextConfig
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.text import load_embedder
@@ -127,3 +128,28 @@ def test_numbers_that_give_nothing_are_warnings_in_flowers_log(
     ]
     assert len(warned) == len(words)
     assert all(word in text for word, text in zip(words, warned, strict=True))
+
+
+def test_a_start_logs_settings_claim_and_rounds_as_training_does(
+    tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    strategy, grid = Counting(), grid_of(loopback, [False] * 3)
+    strategy.config = PreTextConfig(population=16)  # type: ignore[attr-defined]
+    options: dict[str, Any] = {"users": 75, "nodes": 3, "epsilon": 4.0, "delta": 1e-5}
+    options["aggregation"] = PlainSum()
+    strategy.start(grid, folder=tmp_path, **options)
+    lines = [r.getMessage() for r in caplog.records if r.name == "flwr"]
+    settings, claim = lines[:4], lines[4]
+    assert [line.strip("\t│├─>└ ") for line in settings] == [
+        "Counting settings:", "rounds: 1", "population: 16", "Aggregation: sums over nodes"
+    ]  # fmt: skip
+    assert claim.startswith("privacy: Epsilon = 4 at delta = 1e-05 for each user")
+    assert [line[:11] for line in lines if "ROUND" in line] == ["[ROUND 0/1]", "[ROUND 1/1]"]
+    caplog.clear()
+    asked: list[str] = []
+    strategy.start(
+        grid, folder=tmp_path / "two", progress=lambda stage, *_: asked.append(stage), **options
+    )
+    assert "[ROUND" not in caplog.text and "rounds" in asked

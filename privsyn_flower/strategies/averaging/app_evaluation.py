@@ -57,12 +57,6 @@ def logged(evaluate_fn: EvaluateFn) -> Evaluate:
     return evaluate
 
 
-def log_rounds(stage: str, done: float, total: float, note: str = "") -> None:
-    """Progress as Flower's strategies log it: finished rounds."""
-    if stage == "rounds":
-        logger.info("[ROUND %d/%d] %s", done, total, note)
-
-
 def array_record(arrays: Arrays) -> ArrayRecord:
     """Named arrays as Flower's record, copies."""
     return ArrayRecord({name: Array(np.array(array)) for name, array in arrays.items()})

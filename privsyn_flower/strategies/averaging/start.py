@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from privsyn_flower.common.arrays import F64
 from privsyn_flower.common.files import default_cache
-from privsyn_flower.common.progress import Progress
+from privsyn_flower.common.progress import Progress, log_rounds
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.privacy.plan import Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import evaluation_phases, plan_privacy, summed_std
@@ -35,14 +35,17 @@ from privsyn_flower.strategies.averaging.app_evaluation import (
     app_options,
     array_record,
     evaluation_options,
-    log_rounds,
     logged,
     node_figures,
     server_figures,
 )
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays, GeneralisedFedAvg
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
-from privsyn_flower.strategies.engine.arguments import Arguments, log_failure_reason
+from privsyn_flower.strategies.engine.arguments import (
+    Arguments,
+    log_failure_reason,
+    log_settings,
+)
 from privsyn_flower.strategies.engine.callbacks import Callback, Callbacks
 from privsyn_flower.strategies.engine.cohort import check_enough
 from privsyn_flower.strategies.engine.node_failures import DROP_IN, NodeFailures
@@ -64,10 +67,7 @@ class SecureStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the settings that differ from their defaults, as Flower's strategies do."""
-        logger.info("\t├──> %s settings:", type(self).__name__)
-        for name, value in self.settings().items():
-            logger.info("\t│\t├── %s: %s", name, value)
-        logger.info("\t└──> Aggregation: sums over nodes; no reply is read by itself")
+        log_settings(self, self.settings())
 
     def settings(self) -> dict[str, Any]:
         """What `summary` logs: the bound of an update, the server's step, who adds the noise."""

@@ -150,6 +150,11 @@ class CTCL(SynthesisStrategy):
             self.config.max_source,
         )
 
+    def summary(self) -> None:
+        """And those of the fine-tuning."""
+        super().summary()
+        self.trainer.summary()
+
     def phases(self, spare_rounds: int = 1, *, nodes: int = 0) -> list[Phase]:
         """The histogram and the rounds; see `ctcl_phases`."""
         rounds = max(1, self.rounds)
@@ -296,7 +301,7 @@ class CTCL(SynthesisStrategy):
                 inputs = GenerationInputs(model, self.topics, shares)
                 write(
                     self.config, how, device, inputs, target, samples=samples, seed=self.seed,
-                    purpose="synthetic", progress=options.get("progress", silent),
+                    purpose="synthetic", progress=options.get("progress") or silent,
                 )  # fmt: skip
             texts = [LabelledText(row["text"]) for row in read_jsonl(target)]
             note_samples(run, len(texts))

@@ -106,6 +106,14 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
+def log_settings(strategy: object, settings: Mapping[str, Any]) -> None:
+    """A strategy's settings in Flower's log, as Flower's strategies have theirs."""
+    _FLOWER.info("\t├──> %s settings:", type(strategy).__name__)
+    for name, value in settings.items():
+        _FLOWER.info("\t│\t├── %s: %s", name, value)
+    _FLOWER.info("\t└──> Aggregation: sums over nodes")
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 

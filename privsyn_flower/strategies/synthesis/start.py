@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,19 +11,26 @@ from typing import Any, ClassVar, Literal
 from flwr.serverapp import Grid
 
 from privsyn_flower.common.files import default_cache
-from privsyn_flower.common.progress import Progress, silent
+from privsyn_flower.common.progress import Progress, log_rounds
+from privsyn_flower.config.section import Section
 from privsyn_flower.privacy.plan import ROUNDS, Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import plan_privacy
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
-from privsyn_flower.strategies.engine.arguments import Arguments, log_failure_reason
+from privsyn_flower.strategies.engine.arguments import (
+    Arguments,
+    log_failure_reason,
+    log_settings,
+)
 from privsyn_flower.strategies.engine.callbacks import Callback, Callbacks
 from privsyn_flower.strategies.engine.node_failures import NODES, NodeFailures
 from privsyn_flower.strategies.engine.outcome import observed, write_summary
 from privsyn_flower.strategies.engine.rounds import Method
 from privsyn_flower.strategies.engine.session import FederationSpec, Session
 from privsyn_flower.text.prompts import LabelledText
+
+logger = logging.getLogger("flwr")  # the log that Flower shows in every app
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,12 @@ class SynthesisStrategy(Arguments, Method):
     method: ClassVar[str] = ""
     seeds: list[str]
     noise_keys: Path | None = None
+
+    def summary(self) -> None:
+        """Log the rounds and the settings that differ from their defaults, as DPFedAvg does."""
+        config = getattr(self, "config", None)
+        own = config.model_dump(exclude_defaults=True) if isinstance(config, Section) else {}
+        log_settings(self, {"rounds": self.rounds, **own})
 
     def attach(self, folder: RunFolder) -> None:
         """Where the strategy may keep files of its own; called before the first round."""
@@ -111,7 +125,7 @@ class SynthesisStrategy(Arguments, Method):
         round_timeout: float = 600.0,
         stage_timeout: float = 60.0,
         node_timeout: float = 120.0,
-        progress: Progress = silent,
+        progress: Progress | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> SynthesisResult:
         """Run all rounds over `grid` and return the seeds; calling again resumes `folder`.
@@ -121,9 +135,10 @@ class SynthesisStrategy(Arguments, Method):
         that declare it share one ledger (`ledger`, or a file of that name in the user's data
         folder) with the total ledger_epsilon (0: epsilon). Without it the run has a ledger of its
         own, and epsilon covers this run alone. node_keys: declared, what the nodes check each
-        other's keys against (it goes into the statement). Raises ValueError on arguments that
-        have other invariants than those that `folder` was begun with. Noise that leaves nothing of
-        so many users' answers, and a delta of 1 / users or more, are warnings in Flower's log.
+        other's keys against (it goes into the statement). Raises ValueError on arguments
+        that have other invariants than those that `folder` was begun with. progress: told how far
+        the run is; None writes finished rounds to Flower's log, where noise that leaves nothing
+        of so many users' answers, and a delta of 1 / users or more, are warnings.
         callbacks: told of each question, release and round (docs/tracking.md).
         """
         phases = self.phases(spare_rounds, nodes=nodes)
@@ -150,10 +165,12 @@ class SynthesisStrategy(Arguments, Method):
             statement_fields=self.statement_fields(),
             invariants=self.invariants(made),
             keys=self.noise_keys,
-            progress=progress,
+            progress=progress or log_rounds,
             callbacks=Callbacks([failures, *callbacks]),
             arguments=self.arguments,
         )
+        self.summary()
+        logger.info("privacy: %s", session.statement.sentence())
         name = type(self).__name__
         with (
             session.folder.lock(),
