@@ -80,6 +80,8 @@ def test_the_final_model_is_always_measured(every: int, rounds: int, expected: l
         ({"max_examples": -1}, "max_examples = -1"),
         ({"max_examples": True}, "max_examples = True"),
         ({"confidence": 1.0}, "confidence = 1.0"),
+        ({"confidence": "x"}, "confidence = 'x' must be a number between 0 and 1"),
+        ({"metrics": ["a"]}, r"metrics = \['a'\] must be names with bounds"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], text: str) -> None:
@@ -95,6 +97,23 @@ def test_a_config_that_nobody_reads_or_that_cannot_travel_is_refused(
         train(grid, tmp_path, evaluation=None, evaluate_config=ConfigRecord({"batch": 8}))
     with pytest.raises(ValueError, match=r"evaluate_config\['odd'\]"):
         train(grid, tmp_path, evaluate_config=ConfigRecord({"odd": ""}))
+    assert grid.sent == []
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"evaluation": {"accuracy": (0, 1)}}, "evaluation = {.*} must be a PrivateEvaluation"),
+        ({"evaluate_fn": lambda *_: 0.5}, "evaluate_fn returned 0.5 after round 0: must be a"),
+        ({"evaluate_fn": lambda *_: {"a": "b"}}, "evaluate_fn returned {'a': 'b'} after round 0"),
+    ],
+)
+def test_what_is_no_evaluation_is_refused_by_name(
+    options: dict[str, Any], text: str, tmp_path: Path, loopback: Any
+) -> None:
+    grid = loopback(nodes_of())
+    with pytest.raises(ValueError, match=text):
+        train(grid, tmp_path, **options)
     assert grid.sent == []
 
 
@@ -560,7 +579,7 @@ def test_an_app_is_measured_under_secure_aggregation(
         users=18,
         nodes=6,
         epsilon=5e3,  # hardly any noise
-        aggregation=None,
+        aggregation="secure",
         timeout=5.0,
         evaluate_config=ConfigRecord({"shift": 0.25}),
         evaluation=PrivateEvaluation(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,26 @@ from flwr.app import ConfigRecord
 
 from privsyn_flower.config import AveragingConfig, PreTextConfig
 from privsyn_flower.config import api as config_api
-from privsyn_flower.strategies import DPFedAvg, PrEText
+from privsyn_flower.strategies import (
+    CTCL,
+    DPFedAvg,
+    POPri,
+    PrEText,
+    SynthesisStrategy,
+    TrainingStrategy,
+)
 from privsyn_flower.strategies.engine.aggregation import PlainSum
-from privsyn_flower.strategies.engine.arguments import changes, described, print_last
+from privsyn_flower.strategies.engine.arguments import (
+    _KEYS,
+    changes,
+    check_arguments,
+    described,
+    print_last,
+)
 from privsyn_flower.text import MaskFill, Retrieval, load_embedder
 from tests.conftest import sentences
 from tests.rigs.arguments import Zeros
-from tests.strategies.training_rig import record, trainers
+from tests.strategies.training_rig import WEIGHTS, record, trainers
 
 
 @pytest.fixture
@@ -126,6 +141,80 @@ def test_an_error_in_an_app_of_ones_own_names_an_argument(
     with config_api.configured(), pytest.raises(Exception) as caught:
         call()
     assert words not in str(caught.value)  # a configuration has keys
+
+
+NAN, WEIGHT = float("nan"), "min_surviving_weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bound"),
+    [
+        ("epsilon", "4", "a valid number"),
+        ("delta", 2, "less than 1"),
+        ("users", "40", "a valid integer"),
+        ("users", 4.5, "a valid integer"),
+        ("users", -4, "greater than or equal to 1"),
+        ("nodes", -1, "greater than or equal to 1"),
+        ("num_rounds", 0, "greater than or equal to 1"),
+        ("num_rounds", 2.5, "a valid integer"),
+        ("spare_rounds", -1, "greater than or equal to 0"),
+        (WEIGHT, -1.0, "greater than 0"),
+        (WEIGHT, 2.0, "less than or equal to 1"),
+        ("colluding_weight", -1.0, "greater than or equal to 0"),
+        ("node_keys", "foo", "'first-use' or 'roster'"),
+        ("timeout", None, "a valid number"),
+        ("timeout", -1.0, "greater than 0"),
+        ("round_timeout", None, "a valid number"),
+        ("stage_timeout", 0.0, "greater than 0"),
+        ("node_timeout", NAN, "a finite number"),
+        ("initial_arrays", WEIGHTS, "an ArrayRecord"),
+        ("train_config", 5, "a ConfigRecord"),
+        ("evaluate_fn", 0.5, "a function"),
+        ("aggregation", "plane", "'secure' or 'plain'"),
+        ("aggregation", 5, "'secure' or 'plain'"),
+        ("folder", 5, "a path"),
+    ],
+)
+def test_a_start_names_the_value_and_its_bound_before_anything_is_written(
+    name: str, value: Any, bound: str, tmp_path: Path, loopback: Any, own_app: None
+) -> None:
+    grid = loopback(trainers())
+    folder = tmp_path / "run"
+    options = {"epsilon": 8.0, "delta": 1e-5, "users": 20, "nodes": 4, "folder": folder}
+    words = re.escape(f"{name} = ") + rf".*must be {bound}|.*: Input should be {bound}"
+    for start, own in (
+        (DPFedAvg().start, {"initial_arrays": record()}),
+        (Zeros().start, {}),
+    ):
+        if name in inspect.signature(start).parameters:
+            with pytest.raises(ValueError) as caught:
+                start(grid, **{**options, **own, name: value})
+            assert re.match(words, str(caught.value)) and ";" not in str(caught.value)
+    assert grid.sent == [] and not folder.exists()
+
+
+@pytest.mark.parametrize("start", [TrainingStrategy.start, SynthesisStrategy.start])
+def test_every_number_of_a_start_has_the_bounds_of_a_key(start: Any) -> None:
+    parameters = inspect.signature(start).parameters.values()
+    assert {p.name for p in parameters if p.annotation in ("int", "float")} <= _KEYS.keys()
+
+
+@pytest.mark.parametrize("rounds", [0, 2.5, "2"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        lambda rounds: PrEText(["a"], embedder=object(), variation=None, rounds=rounds),  # type: ignore[arg-type]
+        lambda rounds: POPri(["a"], embedder=None, generator=None, trainer=None, rounds=rounds),  # type: ignore[arg-type]
+        lambda rounds: CTCL(None, "generator", rounds=rounds),
+    ],
+)
+def test_a_constructor_names_rounds_that_cannot_be(strategy: Any, rounds: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"rounds = {rounds!r}: Input should be ")):
+        strategy(rounds)
+
+
+def test_no_other_objects_are_checked() -> None:
+    check_arguments(grid=None, seed="x", noise_keys="", evaluate_config=None)
 
 
 FLOWER = logging.getLogger("flwr")

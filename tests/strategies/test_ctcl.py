@@ -308,6 +308,12 @@ def test_start_counts_trains_and_writes(tmp_path: Path, loopback: Any, base: Pat
     assert len(grid.sent) == sent and again.texts == result.texts and again.rounds == 2
 
 
+def test_numbers_are_checked_before_the_folder_is_made(tmp_path: Path, base: Path) -> None:
+    with pytest.raises(ValueError, match="node_timeout = -1: Input should be greater than 0"):
+        started(made(base), None, tmp_path / "run", node_timeout=-1)
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_settings_of_both_phases_are_logged(
     base: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

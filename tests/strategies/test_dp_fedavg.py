@@ -355,6 +355,11 @@ def test_settings_that_cannot_be_are_refused(keys: dict[str, Any], text: str) ->
         AveragingConfig(**keys)
 
 
+def test_the_name_of_a_sampler_is_none() -> None:
+    with pytest.raises(ValueError, match=r"sampler = 'poisson' must be a Sampler, as in Sampler\("):
+        DPFedAvg(sampler="poisson")  # type: ignore[arg-type]
+
+
 def test_sampling_is_refused_where_it_amplifies_nothing() -> None:
     strategy = DPFedAvg(AveragingConfig(noise="aggregator"), sampler=POISSON)
     with pytest.raises(ValueError, match=r"sampling-rate = 0\.25: .* or noise = 'nodes'"):
@@ -463,3 +468,8 @@ def test_keys_that_an_app_does_not_read_are_refused(tmp_path: Path, loopback: An
     section = TrainingConfig(clip_norm=1.0, parameters="lora")
     with pytest.raises(ValueError, match="parameters is a key of the training"):
         train(loopback(trainers()), tmp_path, DPFedAvg(section))
+
+
+def test_an_aggregation_has_a_name(tmp_path: Path, loopback: Any) -> None:
+    result = train(loopback(trainers()), tmp_path, aggregation="plain")
+    assert result.rounds == 3 and result.statement.aggregation == "plain"

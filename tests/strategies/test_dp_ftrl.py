@@ -303,7 +303,14 @@ def test_under_secure_aggregation_with_real_nodes(
     own = {"noise": noise, "schedule": schedule}
     strategy = ftrl(mechanism="banded", min_separation=2, server_optimizer="fedavg", seed=1, **own)
     result = train(
-        grid, tmp_path, strategy, aggregation=None, users=6, num_rounds=4, epsilon=1e3, timeout=5.0
+        grid,
+        tmp_path,
+        strategy,
+        aggregation="secure",
+        users=6,
+        num_rounds=4,
+        epsilon=1e3,
+        timeout=5.0,
     )
     # 0.25 in 8 coordinates is a norm of 0.71: unclipped; four rounds of it, and little noise
     for name, array in numbers(result.arrays).items():

@@ -138,8 +138,9 @@ def test_a_start_logs_settings_claim_and_rounds_as_training_does(
     strategy, grid = Counting(), grid_of(loopback, [False] * 3)
     strategy.config = PreTextConfig(population=16)  # type: ignore[attr-defined]
     options: dict[str, Any] = {"users": 75, "nodes": 3, "epsilon": 4.0, "delta": 1e-5}
-    options["aggregation"] = PlainSum()
-    strategy.start(grid, folder=tmp_path, **options)
+    options["aggregation"] = "plain"
+    result = strategy.start(grid, folder=tmp_path, **options)
+    assert result.statement.aggregation == "plain"
     lines = [r.getMessage() for r in caplog.records if r.name == "flwr"]
     settings, claim = lines[:4], lines[4]
     assert [line.strip("\t│├─>└ ") for line in settings] == [

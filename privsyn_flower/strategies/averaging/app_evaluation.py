@@ -31,6 +31,7 @@ from privsyn_flower.queries.metrics import (
 )
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.generalised_fedavg import EVALUATE, Arrays, Evaluate
+from privsyn_flower.strategies.engine.arguments import check_arguments
 from privsyn_flower.strategies.engine.cohort import Cohort
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.rounds import NoRelease
@@ -47,14 +48,28 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 def logged(evaluate_fn: EvaluateFn) -> Evaluate:
-    """An app's evaluate_fn for named arrays; what it finds is in Flower's log."""
+    """An app's evaluate_fn for named arrays; what it finds is in Flower's log. Raises ValueError
+    when that is not figures."""
 
     def evaluate(rnd: int, model: Arrays) -> MetricRecord | None:
         found = evaluate_fn(rnd, array_record(model))
+        if found is not None and not _is_figures(found):
+            raise ValueError(
+                f"evaluate_fn returned {found!r} after round {rnd}: must be a MetricRecord or None"
+            )
         logger.info("evaluation on the server after round %d: %s", rnd, found)
         return found
 
     return evaluate
+
+
+def _is_figures(found: object) -> bool:
+    if not isinstance(found, Mapping):
+        return False
+    values = [
+        v for value in found.values() for v in (value if isinstance(value, list) else [value])
+    ]
+    return all(isinstance(value, int | float) for value in values)
 
 
 def array_record(arrays: Arrays) -> ArrayRecord:
@@ -119,6 +134,7 @@ class PrivateEvaluation:
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
+        check_arguments(metrics=self.metrics, confidence=self.confidence)
         for name, value, most in (
             ("every", self.every, math.inf),
             ("max_examples", self.max_examples, LARGEST_COUNT),
@@ -222,6 +238,8 @@ def evaluation_options(
     config: ConfigRecord | None, evaluation: PrivateEvaluation | None
 ) -> dict[str, OptionValue]:
     """An evaluate_config as options of the question. Raises ValueError when nobody pays for it."""
+    if not isinstance(evaluation, PrivateEvaluation | None):
+        raise ValueError(f"evaluation = {evaluation!r} must be a PrivateEvaluation")
     if config is not None and evaluation is None:
         raise ValueError(
             "evaluate_config: an evaluation on the nodes costs privacy: name its metrics and "

@@ -20,6 +20,7 @@ from privsyn_flower.common.arrays import F64
 from privsyn_flower.common.files import default_cache
 from privsyn_flower.common.progress import Progress, log_rounds
 from privsyn_flower.config import AveragingConfig
+from privsyn_flower.privacy.accounting.sampling import AggregationName
 from privsyn_flower.privacy.plan import Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import evaluation_phases, plan_privacy, summed_std
 from privsyn_flower.privacy.sentence import PrivacyStatement
@@ -40,9 +41,10 @@ from privsyn_flower.strategies.averaging.app_evaluation import (
     server_figures,
 )
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays, GeneralisedFedAvg
-from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
+from privsyn_flower.strategies.engine.aggregation import Aggregation, aggregation_of
 from privsyn_flower.strategies.engine.arguments import (
     Arguments,
+    check_arguments,
     log_failure_reason,
     log_settings,
 )
@@ -195,7 +197,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         ledger: str | Path = "",
         population_name: str = "",
         ledger_epsilon: float = 0.0,
-        aggregation: Aggregation | None = None,
+        aggregation: AggregationName | Aggregation = "secure",
         noise_keys: str | Path = "",
         stage_timeout: float = 60.0,
         node_timeout: float = 120.0,
@@ -222,11 +224,13 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         progress: told how far the run is; None writes finished rounds to Flower's log, where
         noise that leaves nothing of so many users' updates, and a delta of 1 / users or more, are
         warnings. callbacks: told of each question, release and round (docs/tracking.md).
-        Raises ValueError on arrays with NaN, on a config value that cannot travel, and on
-        arguments with other invariants than those that `folder` was begun with.
+        aggregation: "plain" trusts the server with every node's noisy answer.
+        Raises ValueError on values out of bounds, on arrays with NaN, on a config value that cannot
+        travel, and on arguments with other invariants than those that `folder` was begun with.
         """
+        check_arguments(**locals() | {"nodes": nodes or 1})
         asked = evaluation_options(evaluate_config, evaluation)
-        how, waited = aggregation or SecureAggregation(), nodes or users
+        how, waited = aggregation_of(aggregation), nodes or users
         extra = evaluation.count(num_rounds) if evaluation else 0
         phases = self.phases(num_rounds, spare_rounds, nodes=waited, evaluations=extra)
         check_enough(phases[0].sampler.nodes or waited, how.name)

@@ -30,6 +30,7 @@ from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.dp_fedavg.strategy import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl.strategy import DPFTRL
+from privsyn_flower.strategies.engine.arguments import check_arguments
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.outcome import note_samples
 from privsyn_flower.strategies.engine.session import Session
@@ -132,6 +133,7 @@ class CTCL(SynthesisStrategy):
         sequence_length: int = 64,
         seed: int = 0,
     ) -> None:
+        check_arguments(rounds=rounds)
         self.config = CtclConfig() if config is None else checked(config)
         if topics is None and self.config.by_topic:
             raise ValueError("ctcl.condition = 'topic' needs topics: give a topic model, or 'none'")
@@ -272,6 +274,7 @@ class CTCL(SynthesisStrategy):
         (`[expand]`). device: of the generator. noise_keys: folder, outside `folder`, for the key of
         an aggregator's noise; "" for the user's own.
         """
+        check_arguments(**options)  # before the folder is made
         if not self.config.generator_training:
             raise ValueError(
                 "ctcl.generator-training = false needs a whole run (privsyn run): start trains, so "

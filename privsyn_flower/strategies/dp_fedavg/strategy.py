@@ -8,6 +8,7 @@ from privsyn_flower.config import AveragingConfig
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.plan import ROUNDS, Phase
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.strategies.engine.arguments import check_arguments
 
 
 class DPFedAvg(TrainingStrategy):
@@ -37,6 +38,7 @@ class DPFedAvg(TrainingStrategy):
         seed: int = 0,
         **keys: Any,
     ) -> None:
+        check_arguments(sampler=sampler)
         super().__init__(config, seed=seed, **keys)
         self.sampler = sampler
 

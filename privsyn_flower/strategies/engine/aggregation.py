@@ -276,6 +276,15 @@ AGGREGATIONS: dict[str, type[Aggregation]] = {
 }
 
 
+def aggregation_of(chosen: AggregationName | Aggregation) -> Aggregation:
+    """One of AGGREGATIONS by its name, or what is one. Raises ValueError for anything else."""
+    found = AGGREGATIONS[chosen]() if isinstance(chosen, str) and chosen in AGGREGATIONS else chosen
+    if isinstance(found, str) or not hasattr(found, "collect"):
+        names = " or ".join(map(repr, AGGREGATIONS))
+        raise ValueError(f"aggregation = {chosen!r} must be {names}, or an object with collect")
+    return found
+
+
 def _is_final(absence: Absence) -> bool:
     """Whether the node would refuse the question again. A policy that names no key looks at what
     was asked before, and an attempt later may pass."""

@@ -1,7 +1,8 @@
 """The arguments of a strategy's constructor and of `start`, as one wrote them: what a second start
 in the same folder differs in, and what an error names in place of a configuration key.
 
-The error of a `start` is the last line, below Flower's exit code and help page.
+Those that are keys of the configuration have its types and bounds here, too. The error of a `start`
+is the last line, below Flower's exit code and help page.
 """
 
 from __future__ import annotations
@@ -10,17 +11,67 @@ import functools
 import hashlib
 import inspect
 import logging
+import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from pydantic import BaseModel
+from flwr.app import ArrayRecord
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from privsyn_flower.config.api import api_words
+from privsyn_flower.config.common import CommonConfig
+from privsyn_flower.config.data import DataConfig
+from privsyn_flower.config.section import Section
+from privsyn_flower.privacy.accounting.sampling import Sampler
 
 # Another grid, folder or listener makes no other run.
 _ASIDE = {"self", "grid", "folder", "progress", "callbacks", "evaluate_fn"}
+
+# Arguments that have the type and the bounds of a key, and that key where it has another name.
+_KEYS = {
+    name: name
+    for name in (
+        "epsilon", "delta", "users", "nodes", "rounds", "spare_rounds", "min_surviving_weight",
+        "colluding_weight", "node_keys", "population_name", "ledger_epsilon", "round_timeout",
+        "stage_timeout", "node_timeout",
+    )
+} | {"num_rounds": "rounds", "timeout": "round_timeout"}  # fmt: skip
+# Others: their type, and the words for it.
+_TYPES: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("folder", "ledger", "noise_keys"), (str | PathLike, "a path")),
+    **dict.fromkeys(("train_config", "evaluate_config"), (Mapping | None, "a ConfigRecord")),
+    "initial_arrays": (ArrayRecord, "an ArrayRecord"),
+    "evaluate_fn": (Callable | None, "a function"),
+    "sampler": (Sampler, "a Sampler, as in Sampler('poisson', 0.1)"),
+    "metrics": (Mapping, "names with bounds, as in {'accuracy': (0, 1)}"),
+    "confidence": (float, "a number between 0 and 1"),
+}
+
+
+def check_arguments(**values: Any) -> None:
+    """Raises ValueError naming each argument that may not have its value, the value and its bound.
+    Names that are in neither table are left alone."""
+    wrong = []
+    for name, value in values.items():
+        kind, words = _TYPES.get(name, (object, ""))
+        if not isinstance(value, kind):
+            wrong.append(f"{name} = {reprlib.repr(value)} must be {words}")
+        if name in _KEYS:
+            try:
+                _bounded(_KEYS[name]).validate_python(value)
+            except ValidationError as error:
+                wrong.append(f"{name} = {reprlib.repr(value)}: {error.errors()[0]['msg']}")
+    if wrong:
+        raise ValueError("; ".join(wrong))
+
+
+@functools.cache
+def _bounded(key: str) -> TypeAdapter[Any]:
+    fields = DataConfig.model_fields if key == "users" else CommonConfig.model_fields
+    return TypeAdapter(fields[key].rebuild_annotation(), config=Section.model_config)
 
 
 class Arguments:

@@ -18,6 +18,7 @@ from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl, write_json, write_jsonl
+from privsyn_flower.strategies.engine.arguments import check_arguments
 from privsyn_flower.strategies.engine.rounds import NothingLearned
 from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.strategies.synthesis.preferences import (
@@ -119,6 +120,7 @@ class POPri(SynthesisStrategy):
         seed: int = 0,
         progress: Progress = silent,
     ) -> None:
+        check_arguments(rounds=rounds)
         self.config = config or PopriConfig()
         self.prompts = _source(prompts, self.config)
         self.embedder, self.generator, self.trainer = embedder, generator, trainer

@@ -18,6 +18,7 @@ from privsyn_flower.config import EvolutionConfig, split_list
 from privsyn_flower.data import LabelledText, label_of
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import SEEDS, RunFolder, write_jsonl
+from privsyn_flower.strategies.engine.arguments import check_arguments
 from privsyn_flower.strategies.engine.rounds import NothingLearned
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.protocols import Embedder, Variation
@@ -65,6 +66,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
         seed: int = 0,
         progress: Progress = silent,
     ) -> None:
+        check_arguments(rounds=rounds)
         self.config: C = config or self.defaults()
         self.rounds = rounds
         self.embedder = embedder

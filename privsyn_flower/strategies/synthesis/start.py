@@ -13,13 +13,15 @@ from flwr.serverapp import Grid
 from privsyn_flower.common.files import default_cache
 from privsyn_flower.common.progress import Progress, log_rounds
 from privsyn_flower.config.section import Section
+from privsyn_flower.privacy.accounting.sampling import AggregationName
 from privsyn_flower.privacy.plan import ROUNDS, Phase, PrivacyPlan
 from privsyn_flower.privacy.planning import plan_privacy
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
+from privsyn_flower.strategies.engine.aggregation import Aggregation, aggregation_of
 from privsyn_flower.strategies.engine.arguments import (
     Arguments,
+    check_arguments,
     log_failure_reason,
     log_settings,
 )
@@ -121,7 +123,7 @@ class SynthesisStrategy(Arguments, Method):
         ledger: str | Path = "",
         population_name: str = "",
         ledger_epsilon: float = 0.0,
-        aggregation: Aggregation | None = None,
+        aggregation: AggregationName | Aggregation = "secure",
         round_timeout: float = 600.0,
         stage_timeout: float = 60.0,
         node_timeout: float = 120.0,
@@ -135,12 +137,15 @@ class SynthesisStrategy(Arguments, Method):
         that declare it share one ledger (`ledger`, or a file of that name in the user's data
         folder) with the total ledger_epsilon (0: epsilon). Without it the run has a ledger of its
         own, and epsilon covers this run alone. node_keys: declared, what the nodes check each
-        other's keys against (it goes into the statement). Raises ValueError on arguments
+        other's keys against (it goes into the statement). aggregation: "plain" trusts the server
+        with every node's noisy answer. Raises ValueError on values out of bounds, and on arguments
         that have other invariants than those that `folder` was begun with. progress: told how far
         the run is; None writes finished rounds to Flower's log, where noise that leaves nothing
         of so many users' answers, and a delta of 1 / users or more, are warnings.
         callbacks: told of each question, release and round (docs/tracking.md).
         """
+        check_arguments(**locals())
+        how = aggregation_of(aggregation)
         phases = self.phases(spare_rounds, nodes=nodes)
         made = plan_privacy(epsilon, delta, phases, ledger_epsilon=ledger_epsilon)
         spec = FederationSpec(
@@ -161,7 +166,7 @@ class SynthesisStrategy(Arguments, Method):
             RunFolder(folder),
             made,
             spec,
-            aggregation or SecureAggregation(),
+            how,
             statement_fields=self.statement_fields(),
             invariants=self.invariants(made),
             keys=self.noise_keys,
