@@ -152,9 +152,10 @@ def _shift(pairs: Sequence[Difference], ends: tuple[Point, Point]) -> str:
 
 
 def _figure(value: float, bounds: Bounds | None) -> str:
+    """With its 95 % interval."""
     told = f"{value:+.{DIGITS}f}"
     if bounds is not None:
-        told += f", 95 % interval [{bounds[0]:+.{DIGITS}f}, {bounds[1]:+.{DIGITS}f}],"
+        told += f" [{bounds[0]:+.{DIGITS}f}, {bounds[1]:+.{DIGITS}f}]"
     return told
 
 

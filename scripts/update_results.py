@@ -122,7 +122,7 @@ def chats_blocks() -> tuple[str, str]:
     parts = measured(grid, lines, found) if lines else not_run(grid, lines)
     deeper = [part.replace("## ", "### ", 1) for part in parts if part]
     cut = next((n for n, part in enumerate(deeper) if part.startswith("### loss")), len(deeper))
-    shown = [told, "### What was expected", expected, *deeper[:cut]]
+    shown = [told, "### What was expected, with 95 % intervals", expected, *deeper[:cut]]
     return "\n\n".join(shown), "\n\n".join(deeper[cut:])
 
 

@@ -43,9 +43,7 @@ def test_every_answer_is_of_an_interval() -> None:
         "confirmed", "not decided", "confirmed", "confirmed",
     ]  # fmt: skip
     said = found[0].sentence()
-    assert (
-        "eps 7.58: **confirmed** (+0.0030, 95 % interval [+0.0020, +0.0040], in accuracy)" in said
-    )
+    assert "eps 7.58: **confirmed** (+0.0030 [+0.0020, +0.0040] in accuracy)" in said
     assert found[2].bounds == (0.002, 0.006), "of what is expected to be ahead"
     assert "between eps 1.29 and eps 7.58" in found[3].says
 
@@ -76,7 +74,7 @@ def test_how_far_training_moves_is_told_beside_a_crossing() -> None:
         for measure in ("accuracy", "loss") for epsilon, gain in (("7.58", 0.02), ("1.29", -0.01))
     ])  # fmt: skip
     assert found[-1].verdict == "not decided"
-    told = "training minus text is greater at the latter by +0.0300, 95 % interval [+0.0300,"
+    told = "training minus text is greater at the latter by +0.0300 [+0.0300, +0.0300] in accuracy"
     assert told in found[-1].sentence()
     assert "in loss, of which less is better" in found[-2].sentence()
 
