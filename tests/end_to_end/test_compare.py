@@ -44,7 +44,9 @@ def test_two_real_runs(mini: Path, causal_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     page = (out / "table.md").read_text()
     assert "users [" in page and "users~" not in page.partition("## closeness")[0]
-    assert page.count(" (no guarantee) |") == 1  # 50 is far beyond what promises anything
+    close, told = page.partition("## closeness")[2].split("## What epsilon means")
+    assert told.count(" (no guarantee) |") == 1  # 50 is far beyond what promises anything
+    assert close.count(" (no guarantee) |") == 2  # that row, and the private text
     with (out / "runs.csv").open(newline="") as file:
         assert [row["state"] for row in csv.DictReader(file)] == ["done", "done"]
     assert (out / "accuracy.png").exists() and (out / "cost.png").exists()
