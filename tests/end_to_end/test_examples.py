@@ -100,7 +100,7 @@ def test_quickstart_pretext(tmp_path: Path, environment: dict[str, str]) -> None
     texts = EXAMPLES / "quickstart-pretext" / "texts.py"
     subprocess.run([sys.executable, str(texts)], env=environment, check=True)
     log = printed("quickstart-pretext", environment, tmp_path)
-    assert EPSILON.findall(log) == [("4", "1e-06")]
+    assert set(EPSILON.findall(log)) == {("4", "1e-06")}
     assert "the simulated users' texts: ~/privsyn-quickstart.jsonl" in log
     assert "verdict: the votes can be told from noise" in log
     assert gardens(tmp_path, text_of(texts)) > 0.9  # a quarter is of the public text
@@ -149,7 +149,7 @@ def test_new_method(tmp_path: Path, environment: dict[str, str]) -> None:
     file.write_text("\n".join(map(json.dumps, rows(200, popular))), encoding="utf-8")
     more = f""" --run-config 'data.source="files" data.path="{file}"'"""
     log = printed("new-method", environment, tmp_path, more)
-    assert EPSILON.findall(log) == [("4", "1e-05")]
+    assert set(EPSILON.findall(log)) == {("4", "1e-05")}
     folder = run_folder(tmp_path)
     found: dict[str, Any] = json.loads(text_of(folder / "topics.json"))
     shares, noise = found["shares"], found["noise_std"]
@@ -191,7 +191,7 @@ def test_on_devices(tmp_path: Path, environment: dict[str, str]) -> None:
     )
     log = result.stdout + result.stderr
     assert result.returncode == 0, log
-    assert EPSILON.findall(log) == [("4", "1e-06")] and "Simulated" not in log
+    assert set(EPSILON.findall(log)) == {("4", "1e-06")} and "Simulated" not in log
     assert gardens(tmp_path, text_of(app / "texts.py")) > 0.5  # a quarter is of the public text
     devices = tmp_path / "privsyn-devices"
     assert left_running(str(devices)) == []
