@@ -63,6 +63,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, str, set[str]]] = {
         {"epsilon", "delta"},
     ),
     "public-only": ({"method": "public-only"}, "", "Pure DP", {"epsilon"}),
+    "minority-only": ({"method": "minority-only"}, "", "Pure DP", {"epsilon"}),
     "expand-only": ({"method": "expand-only"}, "", "Pure DP", {"epsilon"}),
     "expand-private": ({"method": "expand-private", "benchmark": True}, "", "", set()),
     "dp-prompt": ({"method": "dp-prompt", "benchmark": True}, "Local", "Pure DP", {"epsilon"}),

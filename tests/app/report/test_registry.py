@@ -78,7 +78,7 @@ def test_a_run_is_a_valid_record_that_claims_what_it_claims(name: str) -> None:
     assert begins == (not variant)
     assert found["administrative"]["tier"] == (3 if variant else 1)
     assert all(text.strip() for text in texts(found))
-    simulated = name not in ("public-only", "expand-only", "split-public")
+    simulated = name not in ("public-only", "minority-only", "expand-only", "split-public")
     assert ("A SIMULATION" in found["basic"]["description"]) == simulated
 
 
