@@ -114,10 +114,9 @@ def test_public_only_is_the_pool_and_is_measured(
 
 def test_minority_only_is_the_part_of_the_pool_that_is_like_the_users(configured: Any) -> None:
     config = configured("minority-only")
-    federation = SimpleNamespace(public_general=lambda: ["a docstring", "another"])
-    pool = ["a note", "a docstring", "a chat"]
+    federation = SimpleNamespace(public_minority=lambda: ["a note", "a note", "a chat"])
     run: Any = SimpleNamespace(config=config, folder=None, federation=lambda: federation)
-    models: Any = SimpleNamespace(public=SimpleNamespace(pool=pool))
+    models: Any = None  # none is loaded
     assert recipe_of(config)(run, models).strategy(RunFolder(Path())) == ["a note", "a chat"]
     (fault,) = recipe_of(config).faults(config)  # text of files has no part that is like another
     assert "data.source = 'files'" in fault and "method = 'public-only'" in fault
