@@ -22,8 +22,9 @@ class MinorityOnlyRecipe(PublicOnlyRecipe):
         if not knows_minority(config):
             yield (
                 "method = 'minority-only': no public text is known to be like the users' "
-                f"(data.source = {data.source!r}, data.minority-share = {data.minority_share:g}): "
-                "name a source that has a minority and a share above 0, or method = 'public-only'"
+                f"(data.source = {data.source!r}, data.minority-share = {data.minority_share:g}, "
+                f"evaluation.task = {config.evaluation.task!r}): name a source that has a minority, a "
+                "share above 0 and 'next-token', or method = 'public-only'"
             )
 
     @classmethod
