@@ -23,7 +23,7 @@ class MinorityOnlyRecipe(PublicOnlyRecipe):
             yield (
                 "method = 'minority-only': no public text is known to be like the users' "
                 f"(data.source = {data.source!r}, data.minority-share = {data.minority_share:g}, "
-                f"evaluation.task = {config.evaluation.task!r}): name a source that has a minority, "
+                f"evaluation.task = {config.evaluation.task!r}): name a source with a minority, "
                 "a share above 0 and 'next-token', or method = 'public-only'"
             )
 
