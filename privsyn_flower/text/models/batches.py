@@ -134,14 +134,20 @@ def causal_loss(
     """Mean next-token cross-entropy in nats over the positions that `mask` (n, l) attends to.
 
     leading: how many first tokens of each row carry no loss (a prompt's); None: none of them.
+    Tokens are only scored where there is a loss: of a large vocabulary that is most of the memory.
     """
     import torch
 
-    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
     labels = causal_labels(ids, mask, leading)
-    return torch.nn.functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORED
-    )
+    wanted = labels != IGNORED  # (n, l - 1)
+    own = getattr(model, "module", model)  # what several processes wrap
+    head = own.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, :-1][wanted],))
+    try:
+        logits = model(input_ids=ids, attention_mask=mask).logits  # (predicted, vocabulary)
+    finally:
+        hook.remove()
+    return torch.nn.functional.cross_entropy(logits.float(), labels[wanted])
 
 
 def causal_labels(
