@@ -152,6 +152,56 @@ def test_a_node_without_room_is_counted_where_the_others_are_too_few(rig: Rig) -
         run.run()
 
 
+def test_a_node_without_room_may_come_back_with_less_weight(rig: Rig) -> None:
+    """It was only greeted: that binds nobody."""
+    new = VotingNode(25, 4, deployed=True)
+
+    def look(ticket: Ticket) -> None:
+        if ticket.round == 1:
+            rig.nodes[104] = VotingNode(60, 4, deployed=True)
+        if ticket.round == 2:
+            del rig.nodes[104]
+        if ticket.round == 3:
+            rig.nodes[104] = new
+            del rig.nodes[103]
+
+    rig.nodes[100].before_answer = look
+    run = begun(rig, Counting(4))
+    assert run.run() == 4
+    assert [ticket.round for ticket, _ in new.seen] == [4]
+    assert [row["nodes_asked"] for row in run.folder.metrics()] == [4] * 4
+
+
+def test_a_resumed_run_waits_for_its_nodes_where_too_many_others_came_first(rig: Rig) -> None:
+    crash_in(3, begun(rig, Counting(4)))
+    ids = rig.grid.get_node_ids
+    rig.nodes |= {node: VotingNode(60, node - 100, deployed=True) for node in (104, 105)}
+    looks = iter([(104, 105)] * 2)
+    rig.grid.get_node_ids = lambda: next(looks, None) or ids()
+    assert begun(rig, Counting(4), node_timeout=900.0).run() == 4
+    assert next(looks, None) is None
+    assert not rig.nodes[104].seen and not rig.nodes[105].seen
+
+
+def test_a_newcomer_of_another_kind_is_left_out_and_named(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start it is an error of whoever started the run; later anybody could end it so."""
+    stranger = VotingNode(25, 4, deployed=True)
+    stranger.facts = replace(stranger.facts, seeded=True)
+
+    def look(ticket: Ticket) -> None:
+        rig.nodes[104] = stranger
+        rig.nodes.pop(103, None)
+
+    rig.nodes[100].before_answer = look
+    run = begun(rig, Counting())
+    assert run.run() == 3
+    assert [row["nodes_asked"] for row in run.folder.metrics()] == [4, 3, 3]
+    assert not stranger.seen
+    assert caplog.text.count("are not asked: a node's noise is drawn from the seed") == 1
+
+
 def test_a_silent_node_is_not_greeted_in_every_round(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,17 +82,13 @@ class RoundPlan:
                 f"cycle = {self.cycle} with cohort-nodes = {self.cohort_nodes}: a rota and a draw "
                 "exclude each other, and a cycle has at least 1 round (0: no rota)"
             )
+        whose = f"{self.group} nodes' " if self.group else ""
         if self.min_weight + self.colluding > self.users:
             raise ValueError(
                 f"min-surviving-weight = {self.min_surviving_weight} and colluding-weight = "
                 f"{self.colluding_weight} need {self.min_weight} + {self.colluding} of "
-                f"{self.users} {self._whose}users: lower one of them"
+                f"{self.users} {whose}users: lower one of them"
             )
-
-    @property
-    def _whose(self) -> str:
-        """Of the group that is meant, in words."""
-        return f"{self.group} nodes' " if self.group else ""
 
     @property
     def min_weight(self) -> int:
@@ -236,8 +232,7 @@ class Cohort:
             if enough and (complete or late or self._waited):
                 self._waited = True
                 self._note_missing(cohort, weight, needed)
-                order = sorted(cohort, key=lambda node: (cohort[node].partition, node))
-                return {node: cohort[node] for node in order}
+                return dict(sorted(cohort.items(), key=lambda item: (item[1].partition, item[0])))
             if late:
                 raise TooFewNodes(self._too_few(cohort, weight, needed, waited))
             self._note_waiting(cohort, weight, needed, waited)
@@ -251,8 +246,7 @@ class Cohort:
         weight, most = sum(facts.weight for facts in found.values()), self.plan.users
         if weight <= most:
             return found
-        asked = self.folder.load_value("weights") or {}
-        if not self._waited and not any(_name(*item) in asked for item in found.items()):
+        if not self._waited and not self.folder.load_value("weights"):
             raise TooFewNodes(self._too_many(found, weight))
         place, room = {name: number for number, name in enumerate(self._weights())}, most
         for node, facts in sorted(found.items(), key=lambda item: place[_name(*item)]):
@@ -285,6 +279,8 @@ class Cohort:
         self._tried = {node: at for node, at in self._tried.items() if node in here}
         self._absent = {node: why for node, why in self._absent.items() if node in here}
         self._changed = {node: why for node, why in self._changed.items() if node in here}
+        for node in self.beyond.keys() - here:  # it may come back with a weight that has room
+            del self.beyond[node]
         now, again = time.monotonic(), math.inf if self._waited else GREETING_SECONDS
         strangers = sorted(here - {*self.nodes, *self._changed, *self.beyond})
         new = [node for node in strangers if now - self._tried.get(node, -math.inf) >= again]
@@ -382,13 +378,18 @@ class Cohort:
         for node, reply in sorted(replies.items()):
             try:
                 facts = read_hello(reply)
+                self._check_kind(facts)
+            except WrongNode as error:
+                if not self._waited:
+                    raise
+                self._absent[node] = Absence(f"are not asked: {error}")
+                continue
             except WireError as error:
                 self._missed = reply.metadata.message_type
                 odd = Absence(f"sent no facts ({error})")
                 self._absent[node] = error.absence if isinstance(error, Absent) else odd
                 logger.info("node %d %s", node, self._absent[node].text)
                 continue
-            self._check_kind(facts)
             self._absent.pop(node, None)
             self._take(node, facts)
 
