@@ -57,26 +57,33 @@ def node_home() -> Path:
     """A device's folder by default, beside the ledgers: records of what its users have spent, keys.
 
     Earlier versions had it among the caches: one that is there goes on being used, and a warning
-    says so. Raises RuntimeError where there is no home.
+    says so, until this one holds anything. Raises RuntimeError where there is no home.
     """
     home = ledger_folder().with_name("node")
+    begun = home.is_dir() and any(home.iterdir())  # an empty one was only made ready
     for caches in (cache_home(), Path("~/.cache").expanduser()):
         older = caches / "privsyn-flower-node"
-        if older.exists() and not home.exists():
-            _warn_of_cache(older, home)
-            return older
+        if older.exists():
+            _warn_of_older(older, home, begun)
+            return home if begun else older
     return home
 
 
 @functools.cache  # once a process
-def _warn_of_cache(older: Path, home: Path) -> None:
+def _warn_of_older(older: Path, home: Path, begun: bool) -> None:
+    if begun:
+        logger.warning(
+            "this node's folder is %s; an earlier one, %s, is not used, and what its users spent "
+            "there is not counted. To go on with that one name it as `cache` in the node config",
+            home, older,
+        )  # fmt: skip
+        return
     logger.warning(
         "this node's folder is %s, among caches, which may be emptied: what its users have spent "
         "would be forgotten, and other nodes would refuse its new key. Stop the node and move it "
-        "to %s, or name it as `cache` in the node config",
-        older,
-        home,
-    )
+        "(mkdir -p %s && mv -T %s %s), or name it as `cache` in the node config",
+        older, home.parent, older, home,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

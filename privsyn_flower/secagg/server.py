@@ -45,7 +45,20 @@ class SecureSum:
             if member.id == node_id
             and keys.signed(member.identity, member.signature, member.signed_text(self.session))
         ]
-        self.cohort = Cohort.of(self.session, _without_copies(members))
+        copies, told = _copies(members), ""
+        if copies:
+            told = (
+                f"{len(copies)} nodes are left out, as they share an identity key (the same cache "
+                f"folder, or a copied device image): {', '.join(map(str, copies))}"
+            )
+            logger.warning("%s", told)
+        try:
+            rest = [member for member in members if member.id not in copies]
+            self.cohort = Cohort.of(self.session, rest)
+        except SecaggError as error:
+            if told:
+                error.args = (f"{error}; {told}",)
+            raise
         return self.cohort.encode()
 
     def relay(self, dealt: Mapping[int, bytes]) -> dict[int, tuple[bytes, bytes]]:
@@ -210,21 +223,13 @@ class SecureSum:
         raise SecaggError(Code.SEALED, f"wrong shares of {what}")
 
 
-def _without_copies(members: list[Member]) -> list[Member]:
-    """Those whose identity nobody else has; nodes would refuse a cohort with the others.
+def _copies(members: list[Member]) -> list[int]:
+    """Ids of those who share an identity; nodes would refuse a cohort with two of them.
 
     Each signed under its own node id, so all of them have the private key: it was copied.
     """
     holders = Counter(member.identity for member in members)
-    copies = sorted(member.id for member in members if holders[member.identity] > 1)
-    if copies:
-        logger.warning(
-            "%d nodes are left out, as they share an identity key (the same cache folder, or a "
-            "copied device image): %s",
-            len(copies),
-            ", ".join(map(str, copies)),
-        )
-    return [member for member in members if holders[member.identity] == 1]
+    return sorted(member.id for member in members if holders[member.identity] > 1)
 
 
 def members_of(adverts: Mapping[int, bytes], weights: Mapping[int, int]) -> dict[int, Member]:

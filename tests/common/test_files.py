@@ -77,12 +77,18 @@ def test_a_nodes_folder_of_an_earlier_version_goes_on_being_used_and_is_told_onc
         cache_home() / "privsyn-flower-node",
     ):
         older.mkdir(parents=True)
+        (older / "node.sqlite").touch()
         caplog.clear()
         assert node_home() == node_home() == older, "what was spent is there"
         (told,) = caplog.messages
         assert f"folder is {older}," in told and f"{tmp_path}/own/privsyn-flower/node" in told
-    older.rename(private_folder(tmp_path / "own/privsyn-flower") / "node")
-    assert node_home() == tmp_path / "own/privsyn-flower/node"
+    home = private_folder(tmp_path / "own/privsyn-flower/node")
+    caplog.clear()
+    assert node_home() == older, "an empty one was only made ready, for a volume say"
+    older.rename(home)
+    assert node_home() == node_home() == home
+    (told,) = caplog.messages
+    assert f"{tmp_path}/.cache/privsyn-flower-node, is not used" in told
 
 
 def test_write_atomic_keeps_the_old_file_when_the_disk_fails(

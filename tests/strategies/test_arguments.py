@@ -23,7 +23,8 @@ from privsyn_flower.strategies import (
     SynthesisStrategy,
     TrainingStrategy,
 )
-from privsyn_flower.strategies.engine.aggregation import PlainSum
+from privsyn_flower.strategies.ctcl.config import CtclConfig
+from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
 from privsyn_flower.strategies.engine.arguments import (
     _KEYS,
     changes,
@@ -172,6 +173,7 @@ NAN, WEIGHT = float("nan"), "min_surviving_weight"
         ("evaluate_fn", 0.5, "a function"),
         ("aggregation", "plane", "'secure' or 'plain'"),
         ("aggregation", 5, "'secure' or 'plain'"),
+        ("aggregation", SecureAggregation, "'secure' or 'plain'"),  # and no instance of it
         ("folder", 5, "a path"),
     ],
 )
@@ -181,12 +183,14 @@ def test_a_start_names_the_value_and_its_bound_before_anything_is_written(
     grid = loopback(trainers())
     folder = tmp_path / "run"
     options = {"epsilon": 8.0, "delta": 1e-5, "users": 20, "nodes": 4, "folder": folder}
+    bare = CtclConfig(condition="none", histogram=False)
     words = re.escape(f"{name} = ") + rf".*must be {bound}|.*: Input should be {bound}"
-    for start, own in (
-        (DPFedAvg().start, {"initial_arrays": record()}),
-        (Zeros().start, {}),
+    for start, like, own in (
+        (DPFedAvg().start, TrainingStrategy.start, {"initial_arrays": record()}),
+        (Zeros().start, SynthesisStrategy.start, {}),
+        (CTCL(None, "x", config=bare).start, SynthesisStrategy.start, {}),
     ):
-        if name in inspect.signature(start).parameters:
+        if name in inspect.signature(like).parameters:
             with pytest.raises(ValueError) as caught:
                 start(grid, **{**options, **own, name: value})
             assert re.match(words, str(caught.value)) and ";" not in str(caught.value)

@@ -30,6 +30,7 @@ from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.dp_fedavg.strategy import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl.strategy import DPFTRL
+from privsyn_flower.strategies.engine.aggregation import aggregation_of
 from privsyn_flower.strategies.engine.arguments import check_arguments
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.outcome import note_samples
@@ -274,7 +275,9 @@ class CTCL(SynthesisStrategy):
         (`[expand]`). device: of the generator. noise_keys: folder, outside `folder`, for the key of
         an aggregator's noise; "" for the user's own.
         """
-        check_arguments(**options)  # before the folder is made
+        # Before the folder is made, and a model loaded.
+        check_arguments(folder=folder, noise_keys=noise_keys, **options)
+        aggregation_of(options.get("aggregation", "secure"))
         if not self.config.generator_training:
             raise ValueError(
                 "ctcl.generator-training = false needs a whole run (privsyn run): start trains, so "

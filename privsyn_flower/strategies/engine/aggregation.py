@@ -279,7 +279,7 @@ AGGREGATIONS: dict[str, type[Aggregation]] = {
 def aggregation_of(chosen: AggregationName | Aggregation) -> Aggregation:
     """One of AGGREGATIONS by its name, or what is one. Raises ValueError for anything else."""
     found = AGGREGATIONS[chosen]() if isinstance(chosen, str) and chosen in AGGREGATIONS else chosen
-    if isinstance(found, str) or not hasattr(found, "collect"):
+    if isinstance(found, str | type) or not hasattr(found, "collect"):
         names = " or ".join(map(repr, AGGREGATIONS))
         raise ValueError(f"aggregation = {chosen!r} must be {names}, or an object with collect")
     return found

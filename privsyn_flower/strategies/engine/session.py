@@ -82,7 +82,7 @@ class Session:
 
     statement_fields: what else the statement says (`PrivacyStatement`). invariants: further values
     that must not change while the run lasts, as JSON. keys: folder of an aggregator's noise keys.
-    greetings: message types of the hello, () for the usual one. callbacks: told of releases.
+    greetings: message types of the hello. callbacks: told of releases.
     arguments: of the strategy and of `start`, in words; another start is told what differs.
     """
 
@@ -94,7 +94,7 @@ class Session:
     statement_fields: Mapping[str, Any] = field(default_factory=dict)
     invariants: Mapping[str, Any] = field(default_factory=dict)
     keys: Path | None = None
-    greetings: tuple[str, ...] = ()
+    greetings: tuple[str, ...] = RoundPlan.greetings
     progress: Progress = silent
     callbacks: Callbacks = field(default_factory=Callbacks)
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Session:
             for key, value in asdict(self.spec).items()
             if key not in ("node_keys", "ledger", "population_name", "groups")
         }
-        spec |= {"greetings": self.greetings} if self.greetings else {}
+        spec["greetings"] = self.greetings
         phase = phase or self.privacy_plan.main
         if phase.group:  # all who are assumed colluding may be in this one
             spec["colluding_users"] = math.ceil(spec["colluding_weight"] * spec["users"] - 1e-9)
