@@ -84,8 +84,11 @@ def invariants(config: RunConfig) -> dict[str, Any]:
     return {"training.evaluate-rounds": list(rounds)} if rounds else {}
 
 
-def baseline(config: RunConfig) -> Baseline | None:
-    """The statement of a baseline without client queries; None for a run with a privacy plan."""
+def baseline(config: RunConfig, carries: str = "") -> Baseline | None:
+    """The statement of a baseline without client queries; None for a run with a privacy plan.
+
+    carries: what a run folder says that its public text carried, beside what lies there now.
+    """
     found = recipe_of(config).baseline(
         config,
         simulated=not is_deployment(config),
@@ -93,7 +96,7 @@ def baseline(config: RunConfig) -> Baseline | None:
         benchmark=config.benchmark,
     )
     if isinstance(found, PublicAlone):
-        return replace(found, carries=carried_by(config))
+        return replace(found, carries=carries or carried_by(config))
     return found
 
 

@@ -17,10 +17,12 @@ from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.reading import text_file
 from privsyn_flower.data.text_files import place_name, public_groups
 from privsyn_flower.privacy.sentence import FILE
+from privsyn_flower.runs import RunFolder
 
 logger = logging.getLogger("privsyn_flower")
 
 ALIKE = "like another in its first data.sample-words"
+CARRIED = "carried"  # value in the run folder
 BEYOND = "beyond data.public-pool and data.public-validation"
 
 
@@ -90,9 +92,19 @@ def _tell(left_out: LeftOut, config: RunConfig, progress: Progress) -> None:
         progress("data", 0, 1, left_out.summary(place_name(place) if place else "public text"))
 
 
-def carried_by(config: RunConfig) -> str:
-    """The statements that lie beside the public text and the models' folders; "" where none do."""
-    return "\n\n".join(dict.fromkeys(_carried(config).values()))
+def carried_by(config: RunConfig, folder: RunFolder | None = None) -> str:
+    """The statements that lie beside the public text and the models' folders; "" where none do.
+
+    folder: of a run, which keeps them: text that was made of what was given carries them still,
+    when it has moved away since, or another model was named.
+    """
+    found = list(_carried(config).values())
+    if folder is None:
+        return "\n\n".join(dict.fromkeys(found))
+    before = folder.load_value(CARRIED) or []
+    if new := [one for one in dict.fromkeys(found) if one not in before]:
+        folder.save_value(CARRIED, [*before, *new])
+    return "\n\n".join([*before, *new])
 
 
 def _carried(config: RunConfig) -> dict[str, str]:

@@ -81,7 +81,8 @@ class Run:
         self.callbacks = Callbacks([failures, self.tracking])
         self.clock = StageClock(folder, self.tracking.stage)
         self.ended_early = ""
-        claim = baseline(config)
+        self.carries = carried_by(config, folder)
+        claim = baseline(config, self.carries)
         if claim is not None and "benchmark" in changed_keys(folder):
             claim = replace(claim, benchmark=True)  # it was measured all the same
         self.asks = claim is None
@@ -112,7 +113,7 @@ class Run:
         measured = self.config.benchmark or "benchmark" in changed
         rival = measured and bool(own.rival or "evaluation.rival" in changed)
         whole = {**statement_fields(self.config), "benchmark": measured, "rival": rival}
-        return {**whole, "changed": tuple(changed)}
+        return {**whole, "changed": tuple(changed), "carries": self.carries}
 
     @property
     def has_rounds(self) -> bool:
@@ -148,7 +149,7 @@ class Run:
             "method": self.config.method,
             "dataset": f"{data.source}:{source}" if source else data.source,
             "users": data.users,
-            "public_text_carries": bool(carried_by(self.config)),
+            "public_text_carries": bool(self.carries),
             **({"changed": changed} if changed else {}),
             **claim_record(self.statement),
         }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,6 +24,7 @@ from privsyn_flower.server_apps.methods import dp_prompt, recipe_of
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.privacy_plan import baseline, privacy_plan
 from privsyn_flower.server_apps.public_text import public_text
+from privsyn_flower.server_apps.run import Run
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from tests.conftest import sentences
 from tests.server_apps.in_process import run_on, texts, with_texts
@@ -110,6 +112,24 @@ def test_public_only_is_the_pool_and_is_measured(
     assert found["costs"]["releases"] == 0
     assert trust_of(summary) == NO_QUERIES and "| public-only |" in report([summary])
     assert "Epsilon = 0" in ending(summary, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["public-only", "pretext"])
+def test_what_public_text_carried_is_said_when_its_statement_has_gone(
+    configured: Any, shared: Path, tmp_path: Path, method: str
+) -> None:
+    place = shutil.copy(shared / "public.jsonl", tmp_path)
+    beside, folder = tmp_path / "privacy.md", RunFolder(tmp_path / "run")
+    beside.write_text("# Privacy of this run\n\nEpsilon = 3\n")
+    config = configured(method, **{"data.public-path": str(place)})
+    for _ in range(2):
+        begun = Run(config, cast(Any, Nobody()), folder)
+        assert begun.known()["public_text_carries"] is True
+        assert (folder.path / "privacy.md").read_text().endswith("Epsilon = 3\n")
+        beside.unlink(missing_ok=True)
+    beside.write_text("# Privacy of this run\n\nEpsilon = 4\n")  # of another model, say
+    page = Run(config, cast(Any, Nobody()), folder).statement.page()
+    assert page.endswith("Epsilon = 3\n\n# Privacy of this run\n\nEpsilon = 4\n")
 
 
 def test_minority_only_is_the_part_of_the_pool_that_is_like_the_users(configured: Any) -> None:

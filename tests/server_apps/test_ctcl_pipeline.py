@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.ending import ending
 from privsyn_flower.app.cli.main import app
+from privsyn_flower.app.public.source import carried
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import ConfigError, RunConfig, load_config, to_toml
 from privsyn_flower.privacy.plan import ROUNDS
@@ -370,6 +371,8 @@ def test_more_text_needs_nothing_but_the_run_folder(finished: Path, tmp_path: Pa
 
     other = generated(finished, "--samples", 30, "--seed", 1, "--out", tmp_path / "other.jsonl")
     assert other.exit_code == 0 and read_jsonl(tmp_path / "other.jsonl") != rows
+    assert carried(tmp_path / "other.jsonl") == carried(finished) != ""
+    assert f"{tmp_path}/other.jsonl.privacy.md has the whole" in other.stderr.replace("\n", "")
     same = generated(finished, "--samples", 30, "--out", tmp_path / "same.jsonl")
     assert same.exit_code == 0 and read_jsonl(tmp_path / "same.jsonl") == rows
     again = generated(finished, "--samples", 30)

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 from privsyn_flower.app.cli.display import Display
 from privsyn_flower.app.cli.errors import stored_config
-from privsyn_flower.common.files import locked
+from privsyn_flower.app.public.source import carried, statement_of_file
+from privsyn_flower.common.files import locked, write_atomic
 from privsyn_flower.common.progress import Progress
 from privsyn_flower.config import (
     ConfigError,
@@ -33,7 +34,12 @@ from privsyn_flower.server_apps.changes import changeable, entry_of
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.synthesis import Writing, state_of
 from privsyn_flower.server_apps.models import Models
-from privsyn_flower.server_apps.public_text import PublicText, is_deployment, public_text
+from privsyn_flower.server_apps.public_text import (
+    PublicText,
+    carried_by,
+    is_deployment,
+    public_text,
+)
 from privsyn_flower.strategies.ctcl.config import CtclConfig
 from privsyn_flower.strategies.synthesis.topic_texts import load_generation_inputs, write
 from privsyn_flower.text.prompts import TooFewTextsError
@@ -48,7 +54,8 @@ def generate_command(
     """Write `samples` texts of what a run released, finished or not, by its settings or others; the
     file, and what to tell of it: why it has fewer, and what the run claims.
 
-    out: None: RUN/generated-SEED-SAMPLES.jsonl. settings: "key=value" of keys that touch nothing
+    out: None: RUN/generated-SEED-SAMPLES.jsonl; outside of RUN the run's statement is put beside it
+    (`statement_of_file`). settings: "key=value" of keys that touch nothing
     that was asked. Post-processing of what the run released: costs no privacy, and opens neither
     private data nor the ledger. CTCL's and resource-adaptive's go on where a call like it was
     killed. Raises ConfigError for a run without anything to write of, and a file that is there.
@@ -61,6 +68,7 @@ def generate_command(
     _check_free(target)
     with locked(lock), Display() as display:
         _check_free(target)  # another call may have written it meanwhile
+        _write_statement(target, folder, config)  # before the text: that is never without it
         make = _by_topics if recipe_of(config).keeps_generator else _anew
         try:
             count, short = make(config, folder, target, samples, seed, display.report)
@@ -69,7 +77,19 @@ def generate_command(
     notes = [f"{count} texts: {short}"] if short else []
     if claim := _claim(folder):
         notes.append(f"what holds for the run holds for them: {claim}")
+    if (own := statement_of_file(target)).is_file():
+        notes.append(f"{own} has the whole statement of what they carry")
     return target, notes
+
+
+def _write_statement(target: Path, folder: Path, config: RunConfig) -> None:
+    """What the run in `folder` claims, and what a model or public text carries that it writes with
+    now, beside `target` where nothing there says so."""
+    claim, more = carried(folder), carried_by(config)
+    if more not in claim:
+        claim = f"{claim}\n\n{more}".strip()
+    if claim and carried(target) != claim:
+        write_atomic(statement_of_file(target), f"{claim}\n".encode())
 
 
 def _by_topics(

@@ -25,8 +25,9 @@ SCORES = ("unknown", "before", "after")  # columns of `proximity.TextScores`
 
 
 def carried(place: Path | str) -> str:
-    """The statement of a file of text, of a folder of such files or of a model's folder: beside it,
-    or one folder up, where runs and what is published of them have it; "" for none.
+    """The statement of a file of text, of a folder of such files or of a model's folder: the file's
+    own, or beside it, or one folder up, where runs and what is published of them have it; "" for
+    none.
 
     A place may be `hub:` and a folder; of what is on the hub nothing is known here.
     """
@@ -34,7 +35,13 @@ def carried(place: Path | str) -> str:
     if str(place).startswith(HUB) and not path.is_dir():
         return ""
     folder = (path if path.is_dir() else path.parent).absolute()
-    return _statement(folder / STATEMENT) or _statement(folder.parent / STATEMENT)
+    places = statement_of_file(path), folder / STATEMENT, folder.parent / STATEMENT
+    return next(filter(None, map(_statement, places)), "")
+
+
+def statement_of_file(path: Path) -> Path:
+    """Where the statement of one file lies that is in no folder of a run."""
+    return path.with_name(f"{path.name}.{STATEMENT}")
 
 
 def _statement(file: Path) -> str:
