@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from privsyn_flower.protocol.messaging import Arrived, outgoing, send_and_wait
+from privsyn_flower.protocol.messaging import Absence, Arrived, outgoing, send_and_wait
 from privsyn_flower.protocol.wire import (
     EVALUATE,
     PROTOCOL,
@@ -36,6 +36,7 @@ class Hello:
     """A node's public facts: the number of users it stands for, its place, its kind.
 
     resources: its group, by its owner's configuration, where methods ask nodes different things.
+    evaluates: where the app is somebody else's, whether an evaluate function of it is private.
     """
 
     weight: int
@@ -43,6 +44,15 @@ class Hello:
     deployed: bool
     seeded: bool = False  # the node's noise comes from the run's seed (simulation only)
     resources: str = ""
+    evaluates: bool = True
+
+
+@dataclass(frozen=True)
+class NoFacts:
+    """What a node said in place of its facts. message_type: of the greeting."""
+
+    absence: Absence
+    message_type: str
 
 
 def hello(node_id: int, ttl: float, message_type: str = HELLO) -> Message:
@@ -70,6 +80,7 @@ def answer_hello(message: Message, facts: Hello) -> Message:
             "partition": facts.partition,
             "deployed": facts.deployed,
             "seeded": facts.seeded,
+            "evaluates": facts.evaluates,
         }
     )
     if facts.resources:  # Flower cannot count the bytes of an empty string
@@ -93,32 +104,48 @@ def read_hello(message: Message) -> Hello:
         deployed=config.get("deployed") is not False,
         seeded=config.get("seeded") is not False,
         resources=str(group) if (group := config.get("resources")) in RESOURCES else "",
+        evaluates=config.get("evaluates") is not False,
     )
 
 
 def greet(
     grid: Grid, nodes: list[int], types: tuple[str, ...], timeout: float, arrived: Arrived
-) -> dict[int, Message]:
-    """Greet nodes by all message types of `types`, one after the other; node -> its reply.
+) -> dict[int, Hello | NoFacts]:
+    """Greet nodes by all message types of `types`, one after the other.
 
-    A node is greeted by the next type once it gave its facts to the last one. Its reply is the one
-    to the first type, or the first that has no facts; who was silent about one has none. timeout:
-    seconds that each type waits.
+    A node is greeted by the next type once it gave its facts to the last one, and by the evaluate
+    function's where that is private: another would answer with what it computes. Its facts are
+    those of the first type; who was silent about one is not in the result. timeout: seconds that
+    each type waits.
     """
-    found: dict[int, Message] = {}
+    found: dict[int, Hello | NoFacts] = {}
     for type_ in types:
+        if type_ == EVALUATE:
+            plain = [node for node in nodes if node in found and not _evaluates(found[node])]
+            found |= dict.fromkeys(
+                plain, NoFacts(Absence(f"have no {PRIVATE[EVALUATE]}"), EVALUATE)
+            )
+            nodes = [node for node in nodes if node not in plain]
         messages = [hello(node, timeout, type_) for node in nodes]
         replies = send_and_wait(grid, messages, timeout, arrived, poll=0.1)
-        silent = set(nodes) - set(replies)
-        nodes = [node for node, reply in replies.items() if _has_facts(reply)]
-        found = {node: reply for node, reply in found.items() if node not in silent}
-        found |= {n: reply for n, reply in replies.items() if n not in found or n not in nodes}
+        told = {node: _facts(reply) for node, reply in replies.items()}
+        for node in nodes:
+            if node not in told:
+                found.pop(node, None)
+            elif node not in found or isinstance(told[node], NoFacts):
+                found[node] = told[node]
+        nodes = [node for node, facts in told.items() if isinstance(facts, Hello)]
     return found
 
 
-def _has_facts(reply: Message) -> bool:
+def _evaluates(facts: Hello | NoFacts) -> bool:
+    return isinstance(facts, Hello) and facts.evaluates
+
+
+def _facts(reply: Message) -> Hello | NoFacts:
     try:
-        read_hello(reply)
-    except WireError:
-        return False
-    return True
+        return read_hello(reply)
+    except WireError as error:
+        odd = Absence(f"sent no facts ({error})")
+        absence = error.absence if isinstance(error, Absent) else odd
+        return NoFacts(absence, reply.metadata.message_type)

@@ -271,7 +271,10 @@ def test_hello(loopback: Any) -> None:
     weak = greeting.answer_hello(greeting.hello(5, 10.0), replace(facts, resources="weak"))
     assert greeting.read_hello(weak) == replace(facts, resources="weak")
     weak.content.config_records["answer"]["resources"] = ""  # what older nodes say of none
+    del weak.content.config_records["answer"]["evaluates"]
     assert greeting.read_hello(weak) == facts
+    plain = greeting.answer_hello(message, replace(facts, evaluates=False))
+    assert greeting.read_hello(plain) == replace(facts, evaluates=False)
     head = ConfigRecord({"protocol": wire.PROTOCOL + 1})
     old = messaging.outgoing(RecordDict({"hello": head}), 5, greeting.HELLO, ttl=10.0)
     with pytest.raises(WireError) as caught:
@@ -284,24 +287,33 @@ def test_only_who_gave_its_facts_is_greeted_by_another_type(loopback: Any) -> No
         def answered(message: Message) -> Message | None:
             if (answer := other.get(message.metadata.message_type, ...)) is not ...:
                 return answer and answer(message)
-            return greeting.answer_hello(message, Hello(3, partition, deployed=True))
+            return greeting.answer_hello(message, facts(partition))
 
         return answered
+
+    def facts(partition: int) -> Hello:
+        return Hello(3, partition, deployed=True, evaluates=partition != 7)
 
     refuses = lambda message: wire.refuse(message, Refusal.SETUP)  # noqa: E731
     grid = loopback({
         1: node(1), 2: node(2, train=refuses), 3: node(3, train=None),
         4: node(4, evaluate=refuses), 5: node(5, evaluate=None),
-        6: node(6, evaluate=lambda message: 1 / 0),
+        6: node(6, evaluate=lambda message: 1 / 0), 7: node(7),
     })  # fmt: skip
     types = ("train", "evaluate")
     found = greeting.greet(grid, list(grid.nodes), types, 0.1, lambda done, total: None)
-    told = {n: reply.metadata.message_type for n, reply in found.items()}
-    assert told == {1: "train", 2: "train", 4: "evaluate", 6: "evaluate"}
-    assert greeting.read_hello(found[1]) == Hello(3, 1, deployed=True)
-    assert found[6].has_error()
+    assert found.pop(1) == facts(1)
+    told = {n: (own.message_type, own.absence.text) for n, own in found.items()}  # type: ignore[union-attr]
+    assert told == {
+        2: ("train", "refused: node-setup"),
+        4: ("evaluate", "refused: node-setup in evaluate"),
+        6: ("evaluate", "failed (Flower error code 2) in evaluate"),
+        7: ("evaluate", "have no @private_evaluation"),
+    }
     sent = [(m.metadata.message_type, m.metadata.dst_node_id) for m in grid.sent]
-    assert sent == [*(("train", n) for n in range(1, 7)), *(("evaluate", n) for n in (1, 4, 5, 6))]
+    assert sent == [*(("train", n) for n in range(1, 8)), *(("evaluate", n) for n in (1, 4, 5, 6))]
+    alone = greeting.greet(grid, [7], ("evaluate",), 0.1, lambda done, total: None)
+    assert alone == {7: facts(7)}
 
 
 @pytest.mark.parametrize("data", [b"", b"PK", "text", 3, [1.0], b"x" * 100_000])

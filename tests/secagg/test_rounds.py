@@ -164,7 +164,7 @@ def test_all_copies_of_an_identity_are_left_out_and_named(
         "device image): 104, 105"
     ]
     adverts[103] = node.advertise(rig.states[3], rig.session, 103, 1, IDENTITIES[2])
-    with pytest.raises(SecaggError, match="2 nodes: .*; 4 nodes .*device image") as caught:
+    with pytest.raises(SecaggError, match=r"2 nodes: .*; 4 nodes .*device image") as caught:
         rig.server.gather(adverts)
     assert caught.value.code == Code.COHORT
 

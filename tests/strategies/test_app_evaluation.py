@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 from privsyn_flower.client_apps import private_evaluation, private_training
+from privsyn_flower.client_apps.dropin import training as dropin_training
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.privacy import Sampler
 from privsyn_flower.privacy.accounting import calibrate, compose_gaussians, epsilon
@@ -494,12 +495,22 @@ def app() -> Iterator[ClientApp]:
     yield found
 
 
-@pytest.mark.parametrize("kind", ["none", "reads arrays", "reads nothing"])
+@pytest.mark.parametrize(
+    ("kind", "another", "found"),
+    [
+        ("none", False, "have no @private_evaluation"),
+        ("reads nothing", False, "have no @private_evaluation"),
+        ("reads arrays", True, r"failed \(Flower error code 2\) in evaluate"),
+        ("reads nothing", True, "sent no facts .*"),
+    ],
+)
 def test_an_evaluate_function_that_is_not_private_is_found_before_round_1(
-    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, loopback: Any, monkeypatch: Any, kind: str, another: bool, found: str
 ) -> None:
-    """Nothing is trained or charged, and nobody is asked how well a model does."""
+    """Nothing is trained or charged, and nobody is asked how well a model does; where the app has
+    no private evaluate function (`another`), none is called."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(dropin_training, "EVALUATED", {"another"} if another else set())
     monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
     app = ClientApp()
     app.train()(private_training(_never))
@@ -515,12 +526,13 @@ def test_an_evaluate_function_that_is_not_private_is_found_before_round_1(
     own = {n: node_context({"partition-id": n - 1, "num-partitions": 2}, node_id=n) for n in (1, 2)}
     grid = loopback({n: lambda message, n=n: app(message, own[n]) for n in own})
     said = (
-        r"^2 of 2 nodes (failed \(Flower error code 2\) in evaluate|sent no facts .*): their "
+        rf"^2 of 2 nodes {found}: their "
         r"evaluate function is not private. Put @private_evaluation below @app.evaluate\(\) in"
     )
     with pytest.raises(TooFewNodes, match=said):
         train(grid, tmp_path, users=2, node_timeout=60.0)
-    assert [m.metadata.message_type for m in grid.sent] == ["train"] * 2 + ["evaluate"] * 2
+    types = ["train"] * 2 + ["evaluate"] * 2 * another
+    assert [m.metadata.message_type for m in grid.sent] == types
     assert all(greeting.is_hello(message) for message in grid.sent)
     assert ledger_of(tmp_path).charges() == []
 

@@ -25,6 +25,7 @@ from privsyn_flower.client_apps.dropin.question import (
     read_parameters,
 )
 from privsyn_flower.client_apps.dropin.training import (
+    EVALUATED,
     EVALUATION_CHECKS,
     Handler,
     Users,
@@ -76,6 +77,7 @@ def private_evaluation(
 
     def decorated(function: Handler) -> Handler:
         kind: Callable[[Ask], Kind] = lambda one: Kind(check_metrics, _vectors(one))  # noqa: E731
+        EVALUATED.add(function.__module__)
         if check is not None:
             EVALUATION_CHECKS[function.__module__] = check, _read_reply
         return answering(function, users, weight, kind, check, _read_reply, trains=False)

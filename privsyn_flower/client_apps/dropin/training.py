@@ -62,6 +62,7 @@ DROPIN_KEYS = {"cache", "policy", "weight", "resources", "log-format"}
 ONE_USER = "user"  # of a ClientApp that names none
 # Of evaluate functions, by the module they are of: the author's check, and what reads its reply.
 EVALUATION_CHECKS: dict[str, tuple[Handler, ReplyReader]] = {}
+EVALUATED = set[str]()  # modules with an evaluate function that is private
 
 
 @overload
@@ -193,7 +194,13 @@ def open_dropin(context: Context, users: Users | None = None, weight: Weight | N
         return users
 
     return Node(
-        facts=Hello(stands_for, partition, deployed, resources=own_resources(config)),
+        facts=Hello(
+            stands_for,
+            partition,
+            deployed,
+            resources=own_resources(config),
+            evaluates=bool(EVALUATED),
+        ),
         cache=cache,
         embedder="",
         device="",

@@ -14,9 +14,8 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.randomness import seeded
-from privsyn_flower.protocol.greeting import HELLO, PRIVATE, Hello, greet, read_hello
+from privsyn_flower.protocol.greeting import HELLO, PRIVATE, Hello, NoFacts, greet
 from privsyn_flower.protocol.messaging import Absence, tally
-from privsyn_flower.protocol.wire import Absent, WireError
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.secagg import LEAST_NODES
 
@@ -371,24 +370,21 @@ class Cohort:
     def _greet(self, nodes: list[int], timeout: float) -> None:
         """Ask new nodes for their public facts; their weight is fixed for the run from here."""
         arrived = partial(self.progress, "nodes")
-        replies = greet(self.grid, nodes, self.plan.greetings, timeout, arrived)
+        told = greet(self.grid, nodes, self.plan.greetings, timeout, arrived)
         for node in nodes:
-            if node in replies or self._waited:  # the silent are waited for once, too
+            if node in told or self._waited:  # the silent are waited for once, too
                 self._tried[node] = time.monotonic()
-        for node, reply in sorted(replies.items()):
+        for node, facts in sorted(told.items(), key=lambda item: item[0]):
+            if isinstance(facts, NoFacts):
+                self._missed, self._absent[node] = facts.message_type, facts.absence
+                logger.info("node %d %s", node, facts.absence.text)
+                continue
             try:
-                facts = read_hello(reply)
                 self._check_kind(facts)
             except WrongNode as error:
                 if not self._waited:
                     raise
                 self._absent[node] = Absence(f"are not asked: {error}")
-                continue
-            except WireError as error:
-                self._missed = reply.metadata.message_type
-                odd = Absence(f"sent no facts ({error})")
-                self._absent[node] = error.absence if isinstance(error, Absent) else odd
-                logger.info("node %d %s", node, self._absent[node].text)
                 continue
             self._absent.pop(node, None)
             self._take(node, facts)

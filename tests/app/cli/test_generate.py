@@ -29,7 +29,9 @@ def test_text_outside_of_its_run_has_the_runs_statement(run: Path, tmp_path: Pat
     target = tmp_path / "elsewhere" / "more.jsonl"
     _write_statement(target, run, RunConfig())
     assert carried(target) == carried(run) != ""
-    assert carried(target.with_name("other.jsonl")) == "", "of the other files there nothing is said"
+    assert carried(target.with_name("other.jsonl")) == "", (
+        "of the other files there nothing is said"
+    )
 
 
 def test_a_model_of_another_run_is_in_the_statement_too(run: Path, tmp_path: Path) -> None:
