@@ -18,7 +18,12 @@ import numpy as np
 from privsyn_flower.common.arrays import F64, I64
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.randomness import seeded
-from privsyn_flower.evaluation.downstream import EVALUATION_BATCH, Parts, own_generator
+from privsyn_flower.evaluation.downstream import (
+    EVALUATION_BATCH,
+    Parts,
+    own_generator,
+    texts_at_once,
+)
 from privsyn_flower.evaluation.intervals import Interval, paired_bootstrap, with_differences
 from privsyn_flower.evaluation.rows import Rows
 from privsyn_flower.evaluation.tuning import Batch, Tuning, batches
@@ -186,9 +191,8 @@ class _Classes:
         lengths = np.array([len(example.ids) for example in self.examples], dtype=np.int64)
         for batch in batches(lengths, self.tuning, start):
             # A text has one target, however long it is.
-            yield Parts(
-                replace(batch, tokens=np.ones_like(batch.tokens)), self.tuning.micro_batch, 0
-            )
+            of_one = replace(batch.by_length(), tokens=np.ones_like(batch.tokens))
+            yield Parts(of_one, texts_at_once(self.tuning, self.own.device), 0)
 
     def loss(self, model: Any, part: tuple[Batch, float]) -> tuple[Any, float]:
         import torch

@@ -18,11 +18,17 @@ import numpy as np
 
 from privsyn_flower.common.arrays import F32, F64
 from privsyn_flower.common.progress import Progress, silent
-from privsyn_flower.evaluation.metrics import IGNORED, SUMS, row_sums
+from privsyn_flower.evaluation.metrics import SUMS, row_sums
 from privsyn_flower.evaluation.process_pool import FineTuning, sums_after
 from privsyn_flower.evaluation.rows import Rows, TokenRows, Work, encoded, row_lengths
 from privsyn_flower.evaluation.tuning import Batch, Plateau, Precision, Tuning, batches
-from privsyn_flower.text.models.batches import SpecialTokens, causal_loss, pad_rows, unknown_token
+from privsyn_flower.text.models.batches import (
+    SpecialTokens,
+    causal_loss,
+    next_tokens,
+    pad_rows,
+    unknown_token,
+)
 from privsyn_flower.text.models.devices import one_worker, training_device
 
 EVALUATION_BATCH, EVALUATION_TOKENS = 64, 64 * 64  # most texts, and tokens, measured at once
@@ -172,11 +178,8 @@ class Downstream:
             places = order[start : start + width]
             ids, mask = pad_rows([rows[i] for i in places], self._pad)
             with one_worker(), torch.inference_mode():
-                logits = self.model(
-                    input_ids=ids.to(self.device), attention_mask=mask.to(self.device)
-                ).logits
-            labels = ids.masked_fill(mask == 0, IGNORED).to(self.device)
-            result[places] = row_sums(logits, labels, self._unknown)
+                found = next_tokens(self.model, ids.to(self.device), mask.to(self.device))
+                result[places] = row_sums(*found, self._unknown)
         return result
 
     def unknown_rate(self, rows: Rows) -> float | None:
@@ -226,15 +229,24 @@ class _NextToken:
         return self.tuning.epoch_steps(len(self.lengths))
 
     def parts(self, start: int) -> Iterator[Sequence[Any]]:
-        size = self.tuning.micro_batch
+        size = texts_at_once(self.tuning, self.device)
         for batch in batches(self.lengths, self.tuning, start):
-            yield Parts(batch, size)
+            yield Parts(batch.by_length(), size)
 
     def loss(self, model: Any, part: tuple[Batch, float]) -> tuple[Any, float]:
         batch, share = part
         cut = zip(batch.rows.tolist(), batch.tokens.tolist(), strict=True)
         ids, mask = pad_rows([self.rows[row][:kept] for row, kept in cut], self.pad)
         return causal_loss(model, ids.to(self.device), mask.to(self.device)), share
+
+
+TOGETHER = 16  # on a CPU: padded to its longest, half of a whole batch of chats is padding
+
+
+def texts_at_once(tuning: Tuning, device: str) -> int:
+    """Of a batch, how many go through a model together; 0: all."""
+    most = tuning.micro_batch
+    return min(most or TOGETHER, TOGETHER) if device == "cpu" else most
 
 
 class Parts(Sequence[tuple[Batch, float]]):

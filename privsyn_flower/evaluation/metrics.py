@@ -136,25 +136,25 @@ def next_token_metrics(
     return result
 
 
-def row_sums(logits: torch.Tensor, labels: torch.Tensor, unknown: int | None = None) -> F64:
-    """Logits (b, l, v), labels (b, l) -> (b, 3) sums per row: loss in nats, correct, tokens.
+def row_sums(
+    logits: torch.Tensor, targets: torch.Tensor, wanted: torch.Tensor, unknown: int | None = None
+) -> F64:
+    """Logits (p, v) and targets (p,) of the positions that are true in `wanted` (b, l) -> (b, 3)
+    sums per row: loss in nats, correct, tokens.
 
-    Sums, not means, so that users can be pooled and resampled. Shifted by one; -100 is ignored.
-    unknown: the id of words outside of the vocabulary, as which no prediction is right: nobody
-    has named the word.
+    Sums, not means, so that users can be pooled and resampled. unknown: the id of words outside of
+    the vocabulary, as which no prediction is right: nobody has named the word.
     """
     import torch
 
-    scores, targets = logits[:, :-1].float(), labels[:, 1:]
-    losses = torch.nn.functional.cross_entropy(
-        scores.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
-    )
-    counted = targets != IGNORED
-    correct = (scores.argmax(dim=-1) == targets) & counted
+    losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    correct = logits.argmax(dim=-1) == targets
     if unknown is not None:
         correct &= targets != unknown
-    columns = (losses.double().sum(1), correct.double().sum(1), counted.double().sum(1))
-    table: F64 = torch.stack(columns, dim=1).cpu().numpy()
+    columns = torch.zeros((SUMS, *wanted.shape), dtype=torch.float64, device=wanted.device)
+    for column, values in zip(columns, (losses, correct, torch.ones_like(losses)), strict=True):
+        column[wanted] = values.double()
+    table: F64 = columns.sum(2).T.cpu().numpy()
     return table
 
 

@@ -91,6 +91,12 @@ class Batch:
     rows: I64
     tokens: I64
 
+    def by_length(self) -> Batch:
+        """The same texts, the short ones first: what goes through a model together has little
+        padding."""
+        order = np.argsort(self.tokens, kind="stable")
+        return Batch(self.rows[order], self.tokens[order])
+
 
 def batches(lengths: I64, tuning: Tuning, start: int = 0) -> Iterator[Batch]:
     """The batches of a training on texts of these lengths in tokens (n,), drawn as they are asked.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_it_learns_what_the_words_say(model: Classifier) -> None:
     users = {f"u{u}": model.encode(*labelled(10 + u, 5)) for u in range(6)} | {"empty": []}
     model.reset()
     start = model.user_sums(users)
-    model.fine_tune(model.encode(*labelled(0, 60)), TUNING)
+    model.fine_tune(model.encode(*labelled(0, 60)), replace(TUNING, steps=120))
     end = model.user_sums(users)
     assert end.shape == (7, 3, 3)
     assert end.sum(axis=(1, 2)).tolist() == [5.0] * 6 + [0.0]

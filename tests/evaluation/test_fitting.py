@@ -12,7 +12,7 @@ import torch
 
 from privsyn_flower.evaluation import fitting
 from privsyn_flower.evaluation.classification import Classifier
-from privsyn_flower.evaluation.downstream import Adapter, Downstream
+from privsyn_flower.evaluation.downstream import TOGETHER, Adapter, Downstream
 from privsyn_flower.evaluation.rows import Work, rows_digest
 from privsyn_flower.evaluation.tuning import Plateau, Tuning, batches
 from privsyn_flower.text.models.batches import causal_loss, pad_rows
@@ -65,7 +65,8 @@ def test_the_default_is_a_plain_loop_to_the_last_bit(model: Downstream) -> None:
         factor = min((step + 1) / rise, max(0.0, (steps - step) / max(1.0, steps - rise)))
         optimizer.param_groups[0]["lr"] = 3e-3 * factor
         own = [rows[r][:k] for r, k in zip(batch.rows.tolist(), batch.tokens.tolist(), strict=True)]
-        loss = causal_loss(net, *pad_rows(own, model._pad))
+        assert len(own) <= TOGETHER  # else it goes in parts
+        loss = causal_loss(net, *pad_rows(sorted(own, key=len), model._pad))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()

@@ -205,6 +205,7 @@ def disk_of(
     if config.updates:
         length, down = trained(config, size_of(config.trained, config))
         run += STORED_MODELS * (down or 0)
+        run += config.rounds * 8 * (length or 0)  # the releases
         if config.trusts_aggregator and config.ftrl.mechanism == "blt":
             run += 8 * config.ftrl.buffers * (length or 0)
         past = past_bytes(config, length)

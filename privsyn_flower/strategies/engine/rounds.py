@@ -161,7 +161,7 @@ class Rounds:
 
     def _begin(self, done: int) -> None:
         """Make the noise ready, unless every round has its release."""
-        released = done + (self.folder.load_release(done + 1) is not None)
+        released = done + self.folder.has_release(done + 1)
         if released < self.strategy.rounds:
             charges = self.ledger.charges(run=self.plan.run)
             fresh = released == 0 and all(charge.state == "void" for charge in charges)
@@ -211,7 +211,7 @@ class Rounds:
 
     def _settle_charges(self, rnd: int) -> bool:
         """After a kill: commit the charge of a stored release, void what was never sent."""
-        stored = self.folder.load_release(rnd) is not None
+        stored = self.folder.has_release(rnd)
         if not stored:  # the same noise may come again: half a file must not stay beside it
             self.folder.drop_unfinished_release(rnd)
         paid = (self.folder.load_value(f"round-{rnd:04d}-facts") or {}).get("charge")

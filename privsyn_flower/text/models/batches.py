@@ -134,20 +134,31 @@ def causal_loss(
     """Mean next-token cross-entropy in nats over the positions that `mask` (n, l) attends to.
 
     leading: how many first tokens of each row carry no loss (a prompt's); None: none of them.
-    Tokens are only scored where there is a loss: of a large vocabulary that is most of the memory.
     """
     import torch
 
+    logits, targets, _ = next_tokens(model, ids, mask, leading)
+    return torch.nn.functional.cross_entropy(logits, targets)
+
+
+def next_tokens(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, leading: Sequence[int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits (p, v) float32 of the p positions that have a loss, their targets (p,), and which
+    positions these are (n, l - 1).
+
+    Nothing else is scored: of a large vocabulary that is most of the memory.
+    """
     labels = causal_labels(ids, mask, leading)
-    wanted = labels != IGNORED  # (n, l - 1)
+    wanted = labels != IGNORED
     own = getattr(model, "module", model)  # what several processes wrap
     head = own.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, :-1][wanted],))
     try:
-        logits = model(input_ids=ids, attention_mask=mask).logits  # (predicted, vocabulary)
+        logits = model(input_ids=ids, attention_mask=mask).logits
     finally:
         hook.remove()
-    return torch.nn.functional.cross_entropy(logits.float(), labels[wanted])
+    return logits.float(), labels[wanted], wanted
 
 
 def causal_labels(

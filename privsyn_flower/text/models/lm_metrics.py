@@ -27,6 +27,7 @@ from privsyn_flower.text.models.batches import (
     class_loss,
     decoder_start,
     encode,
+    next_tokens,
     pad_rows,
     seq2seq_loss,
     unknown_token,
@@ -188,17 +189,13 @@ class Scorer:
             ids, mask = pad_rows(batch, 0)  # padding comes after all that is looked at
             ids, mask = ids.to(self.device), mask.to(self.device)
             with one_worker(), torch.inference_mode():
-                logits = self.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
-                targets = ids.masked_fill(mask == 0, IGNORED)[:, 1:]
-                losses = torch.nn.functional.cross_entropy(
-                    logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
-                )
-                counted = targets != IGNORED
-                right = (logits.argmax(dim=-1) == targets) & counted
+                logits, targets, _ = next_tokens(self.model, ids, mask)
+                losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+                right = logits.argmax(dim=-1) == targets
                 if self._unknown is not None:  # nobody has named the word
                     right &= targets != self._unknown
                 correct += int(right.sum())
-                nats += float(losses[counted].double().clamp(0.0, max_loss).sum())
+                nats += float(losses.double().clamp(0.0, max_loss).sum())
         return correct, nats
 
 
