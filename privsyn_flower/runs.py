@@ -164,7 +164,12 @@ class RunFolder:
         return self.metrics() or [row for path in beside for row in RunFolder(path).metrics()]
 
     def _checkpoints(self) -> list[Path]:
-        return sorted((self.path / "checkpoints").glob("round-[0-9][0-9][0-9][0-9].json"))
+        found = {
+            int(number): path
+            for path in (self.path / "checkpoints").glob("round-*.json")
+            if (number := path.stem.removeprefix("round-")).isdecimal()  # others have a word behind
+        }
+        return [found[number] for number in sorted(found)]
 
     def _drop_models(self, rnd: int) -> None:
         """Whole models that nobody will ask again; a kill may have left the round before's."""

@@ -67,6 +67,16 @@ def test_metrics_follow_the_checkpoints(tmp_path: Path) -> None:
     assert last["state"] == {"n": 2}
 
 
+def test_rounds_have_no_largest_number(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for rnd in (9_999, 10_000, 10_001):
+        folder.save_checkpoint(rnd, {"n": rnd}, {"round": rnd})
+        folder.save_value(f"round-{rnd:04d}-facts", {"round": 99})
+    last = folder.last_checkpoint()
+    assert last is not None and last["state"] == {"n": 10_001}
+    assert [row["round"] for row in folder.metrics()] == [9_999, 10_000, 10_001]
+
+
 def _hold(path: str, ready: Any, done: Any) -> None:
     with RunFolder(path).lock():
         ready.set()

@@ -77,10 +77,17 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
         return absolute(name) if name and Path(name).expanduser().is_dir() else name
 
     def place(path: str) -> str:
-        return path if path.startswith("hub:") else absolute(path)
+        if not path.startswith("hub:"):
+            return absolute(path)
+        bare = path.removeprefix("hub:")
+        name = re.split("[@#]", bare, maxsplit=1)[0]  # what follows: its configuration and split
+        here = bool(name) and Path(name).expanduser().is_dir()
+        return f"hub:{absolute(name)}{bare[len(name) :]}" if here else path
 
+    source = config.data.source
     data = config.data.model_copy(
         update={
+            "source": place(source) if source.startswith("hub:") else source,
             "path": place(config.data.path),
             "public_path": place(config.data.public_path),
             "public_emails": absolute(config.data.public_emails),

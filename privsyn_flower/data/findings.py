@@ -24,7 +24,9 @@ NODE_LOG.addHandler(logging.NullHandler())  # else Python's last resort prints t
 FIRST = 5  # lines named of a kind
 # What is read all the same, if not as it stands; every other advice is about a row that is not.
 LONG, UNICODE, UTF8 = "split long texts into several rows", "save valid Unicode", "save it as UTF-8"
-REPAIRED = {LONG, UNICODE, UTF8, ROUNDED}
+LABEL = "write a label as text or a number; texts without one are of no class"
+ALIKE = "if two such ids are one person's, write them alike: each id is protected as one person"
+REPAIRED = {LONG, UNICODE, UTF8, ROUNDED, LABEL, ALIKE}
 
 
 @dataclass(frozen=True, slots=True)

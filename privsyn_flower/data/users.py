@@ -8,6 +8,8 @@ oddities line by line for the person who owns the file.
 
 from __future__ import annotations
 
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, Protocol
 
 from privsyn_flower.common.files import DataError
 
-from .findings import LONG, NODE_LOG, UNICODE, Finding, Tally
+from .findings import ALIKE, LABEL, LONG, NODE_LOG, UNICODE, Finding, Tally
 from .reading import Report, Row, column_names, read_rows
 from .values import (
     PLAIN_DATE,
@@ -29,6 +31,7 @@ from .values import (
     labelled,
     shared_id,
     to_date,
+    to_label,
     to_name,
     type_of,
 )
@@ -119,12 +122,21 @@ def examine(path: Path, columns: Columns, report: Report) -> tuple[SampleStore, 
         gathered.error = str(error)
         report(0, str(error), RENAME if isinstance(error, MissingColumn) else "correct the file")
         return held, gathered
+    forms = Counter(map(_folded, held.users))
     for user, own in held.users.items():
+        if forms[_folded(user)] > 1:
+            problem = "another user id differs from this one by case or Unicode form alone"
+            report(held.first_line[user], problem, ALIKE)
         if not own:
             report(held.first_line[user], "the user has no text", "leave the user out")
     if not gathered.rows:
         report(0, "the file holds no rows", "check that it is the file you mean")
     return held, gathered
+
+
+def _folded(user: str) -> str:
+    """What ids have in common that a reader takes for one."""
+    return unicodedata.normalize("NFKC", user).casefold()
 
 
 def rows_of(path: Path, columns: Columns) -> Rows:
@@ -372,7 +384,10 @@ class RowCollector:
         text = self._text(line, row.get(columns.text))
         if not text:
             return None
-        return Sample(text, to_name(row.get(columns.label)) if columns.label else "", date)
+        label = to_label(row.get(columns.label)) if columns.label else ""
+        if columns.label and not label:
+            self.report(line, "the text has no label", LABEL)
+        return Sample(text, label, date)
 
     def _text(self, line: int, value: Any) -> str:
         if is_missing(value):

@@ -74,6 +74,16 @@ def to_name(value: object) -> str:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else ""
 
 
+def to_label(value: object) -> str:
+    """A label as a string, the same from every format: as `to_name`, and of what is no id, but may
+    be a class, as well: true or false, a number with a fraction."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value % 1:
+        return str(value)
+    return to_name(value)
+
+
 def id_problem(value: object) -> tuple[str, str]:
     """Why `to_name` has nothing of an id, and what to do about it."""
     if is_missing(value):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from privsyn_flower.app.public.source import carried
 from privsyn_flower.common.progress import Progress
+from privsyn_flower.common.randomness import seeded
 from privsyn_flower.common.units import beginning
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.config.models import ModelsConfig
@@ -18,6 +19,7 @@ from privsyn_flower.data.reading import text_file
 from privsyn_flower.data.text_files import place_name, public_groups
 from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.ctcl.config import CtclConfig
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -65,8 +67,7 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
         groups = public_groups(config.data, lambda note: progress("data", 0, 1, note), left_out)
         samples = [sample for group in groups for sample in group.samples]
         texts = candidates([sample.text for sample in samples], config)
-        size = config.data.public_pool
-        pool, validation = texts[:size], texts[size : size + config.data.public_validation]
+        pool, validation = drawn(texts, config)
         left_out[ALIKE] += len(samples) - len(texts)
         left_out[BEYOND] += len(texts) - len(pool) - len(validation)
         _tell(left_out, config, progress)
@@ -84,6 +85,14 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
     progress("data", 1, 1)
     classes = by_class(zip(texts, federation.public_labels(), strict=True), pool, config)
     return PublicText(pool, federation, validation, classes, left_out)
+
+
+def drawn(texts: list[str], config: RunConfig) -> tuple[list[str], list[str]]:
+    """Pool and validation of a deployed server's texts: at random, as a file may be sorted."""
+    order = seeded(config.data.seed, "deployed public text").permutation(len(texts)).tolist()
+    size, more = config.data.public_pool, config.data.public_validation
+    found = [texts[place] for place in order[: size + more]]
+    return found[:size], found[size:]
 
 
 def _tell(left_out: LeftOut, config: RunConfig, progress: Progress) -> None:
@@ -112,6 +121,8 @@ def _carried(config: RunConfig) -> dict[str, str]:
     text = config.data.public_path
     models = {f"models.{kind}": getattr(config.models, kind) for kind in ModelsConfig.kinds}
     places = {key: name for key, name in models.items() if Path(name).expanduser().is_dir()}
+    if config.uses("ctcl") and (topics := config[CtclConfig].topics) != "train":
+        places["ctcl.topics"] = topics
     if text:
         hub = text.startswith("hub:")
         places["data.public-path"] = text if hub else str(text_file(Path(text).expanduser()))

@@ -12,6 +12,7 @@ from privsyn_flower.config import (
     ConfigError,
     PopriConfig,
     RunConfig,
+    absolute_paths,
     flat_defaults,
     flatten,
     load_config,
@@ -79,6 +80,22 @@ def test_overrides(tmp_path: Path) -> None:
     file.write_text("epsilon = = 2")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(file)
+
+
+def test_a_hub_folder_that_is_here_is_found_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    monkeypatch.chdir(tmp_path)
+    flat = {"data.source": "hub:own", "data.public-path": "hub:own@small#test"}
+    data = absolute_paths(RunConfig.from_flat(flat), tmp_path).data
+    assert (data.source, data.public_path) == (
+        f"hub:{tmp_path}/own",
+        f"hub:{tmp_path}/own@small#test",
+    )
+    flat = {"data.source": "hub:a/b#train", "data.public-path": "hub:wiki@20231101.en#train"}
+    data = absolute_paths(RunConfig.from_flat(flat), tmp_path).data
+    assert {"data.source": data.source, "data.public-path": data.public_path} == flat
 
 
 FILES = {"data.source": "files", "data.path": "/users.jsonl", "data.public-path": "/public.jsonl"}

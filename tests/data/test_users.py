@@ -212,6 +212,33 @@ def test_importing_data_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize(("value", "label"), [(True, "true"), (4.5, "4.5"), (4, "4"), (4.0, "4")])
+def test_a_label_is_the_same_from_every_format(
+    tmp_path: Path, kind: str, value: object, label: str
+) -> None:
+    said = str(value).lower() if kind == "csv" else value
+    path = write(tmp_path, kind, [{"user_id": "a", "text": "t", "label": said}])
+    assert load_samples(path, label_column="label")["a"][0].label in {label, str(value)}
+    assert check_file(path, label_column="label") == []
+
+
+def test_texts_without_a_label_are_told(tmp_path: Path) -> None:
+    rows = [{"user_id": "a", "text": f"text {i}", "label": own} for i, own in enumerate(("x", ""))]
+    path = write(tmp_path, "jsonl", rows)
+    assert [(f.line, f.problem) for f in check_file(path, label_column="label")] == [
+        (2, "the text has no label")
+    ]
+    assert check_file(path) == []
+
+
+def test_ids_that_a_reader_takes_for_one_are_told(tmp_path: Path) -> None:
+    names = ["Jos\u00e9", "Jose\u0301", "JOS\u00c9", "Josef"]
+    path = write(tmp_path, "jsonl", [{"user_id": name, "text": "t"} for name in names])
+    assert [f.line for f in check_file(path)] == [1, 2, 3]
+    assert list(load_samples(path)) == names  # all the same each is a user
+
+
 def test_one_users_label_does_not_decide_about_the_others(tmp_path):
     """On a node a record changes nothing but its own user's samples."""
     rows = [{"user_id": f"u{i}", "text": f"text of user {i}"} for i in range(4)]

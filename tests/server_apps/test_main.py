@@ -16,10 +16,12 @@ import pytest
 
 from privsyn_flower.app.local.processes import free_port
 from privsyn_flower.app.local.ray_cluster import ClusterError, NoCluster
+from privsyn_flower.common.progress import silent
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.runs import RunFolder, RunLocked
+from privsyn_flower.runs import RunFolder, RunLocked, write_jsonl
 from privsyn_flower.server_apps import main
+from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.server_apps.run import Run
 from tests.server_apps.in_process import deployed, grid_for, write_rows
 
@@ -60,6 +62,19 @@ def test_a_full_disk_is_told_without_the_disk(
         f"{tmp_path}`)"
     )
     assert not (tmp_path / "error.txt").exists()
+
+
+def test_a_deployed_servers_pool_is_drawn_from_its_whole_file(tmp_path: Path) -> None:
+    config, _ = deployed(tmp_path)
+    texts = [f"{kind} number {i} of them" for kind in ("cat", "dog") for i in range(100)]
+    write_jsonl(tmp_path / "public.jsonl", ({"text": text} for text in texts))
+    sizes = {"data.public-pool": 60, "data.public-validation": 40, "data.user-column": ""}
+    own = RunConfig.from_flat({**config.flat(), **sizes})
+    found = public_text(own, silent)
+    assert public_text(own, silent).pool == found.pool and len(set(found.pool)) == 60
+    assert not set(found.pool) & set(found.validation) and len(set(found.validation)) == 40
+    for part in (found.pool, found.validation):
+        assert 0.2 < sum(text.startswith("cat") for text in part) / len(part) < 0.8
 
 
 def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) -> None:

@@ -46,6 +46,12 @@ from privsyn_flower.text.prompts import TooFewTextsError
 from privsyn_flower.text.tiny.assets import embedded
 
 STAGE = "generate"  # of the progress, and the purpose of the randomness
+# What text is written by: of the run's own model/, and of models.generator.
+TOPIC_KEYS = ("expand", "models.device")
+KEYS = (
+    *TOPIC_KEYS, "generation", "sft", "models.generator", "models.training-processes",
+    "models.accelerate-arguments",
+)  # fmt: skip
 
 
 def generate_command(
@@ -168,13 +174,21 @@ def _config(folder: Path) -> RunConfig:
 def _with_settings(config: RunConfig, folder: Path, settings: Mapping[str, Scalar]) -> RunConfig:
     """A run's configuration with others for its text. Raises ConfigError for keys by which it was
     asked."""
-    held = recipe_of(config).asks_with(config, released=True)
+    recipe = recipe_of(config)
+    held, used = recipe.asks_with(config, released=True), TOPIC_KEYS
+    if not recipe.keeps_generator:
+        used = KEYS
     for key in settings:
         if not changeable(key) or entry_of(key, held):
             raise ConfigError(
                 f"--set {key}: the run's queries depend on it; only keys applied after the "
                 "releases may differ (generation, expand, models.generator and others, "
                 "docs/runs.md)"
+            )
+        if not entry_of(key, used) or key in ("expand.samples", "expand.include-seeds"):
+            raise ConfigError(
+                f"--set {key}: `privsyn generate` of a run of method = {config.method!r} does not "
+                f"go by it, but by {', '.join(used)}, and writes --samples texts without seeds"
             )
     return absolute_paths(RunConfig.from_flat({**config.flat(), **settings}), folder)
 

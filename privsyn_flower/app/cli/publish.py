@@ -20,7 +20,7 @@ from privsyn_flower.app.report.publishing.product import (
     is_own_file,
     read_product,
 )
-from privsyn_flower.app.report.summaries import ReportError
+from privsyn_flower.app.report.summaries import ReportError, unusable_lines
 from privsyn_flower.common.files import file_digest
 from privsyn_flower.common.terminal import escaped
 from privsyn_flower.config import ConfigError
@@ -93,6 +93,7 @@ def publish(
 
 def _notes(product: Product, licence: str, figures: bool) -> Iterator[str]:
     """What to tell of what was published."""
+    yield from unusable_lines(product.summary)
     if product.without_seeds:
         yield f"{len(product.left_out):,} texts and the seeds are left out. {ADVICE}"
     if product.unclaimed:

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from privsyn_flower.app.local.simulation import FlowerError, LocalFlower, users_
 from privsyn_flower.app.preflight import NotReady, check_ready
 from privsyn_flower.app.preflight.data import default_generator
 from privsyn_flower.app.report.summaries import read_summary
-from privsyn_flower.common.files import write_atomic
+from privsyn_flower.common.files import LockTaken, file_lock, write_atomic
 from privsyn_flower.common.progress import BENCHMARK, PROGRESS, read_events
 from privsyn_flower.config import (
     ConfigError,
@@ -35,6 +36,7 @@ from privsyn_flower.config import (
     relocated,
     to_toml,
 )
+from privsyn_flower.config.section import Scalar
 from privsyn_flower.data import DataError, prepare
 from privsyn_flower.runs import (
     UNFINISHED,
@@ -56,6 +58,7 @@ STATUS_EVERY = 20.0  # seconds between looks at Flower's own status
 RESTARTS = 3  # in a row, without a new release between them
 RAY_TIMEOUT = "node timed out during startup"  # Ray gives itself 30 s, on a busy machine too little
 CLOSING = 180.0  # seconds a ServerApp has after its summary: it writes the report page
+Settings = Mapping[str, Scalar]
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
 
 
@@ -108,8 +111,9 @@ def run_command(
         folder = _claimed(folder)
         final = absolute_paths(loaded, folder)
     _own(folder)
-    write_atomic(folder / "config.toml", to_toml(final, comments=True).encode())
-    return _start(folder, final, there)
+    with _starting(folder):
+        write_atomic(folder / "config.toml", to_toml(final, comments=True).encode())
+        return _start(folder, final, there)
 
 
 def _check_place(config: RunConfig, federation: LocalFederation | None) -> None:
@@ -176,11 +180,9 @@ def _resume(folder: Path, settings: list[str], federation: LocalFederation | Non
         raise ConfigError(f"{folder} holds no run: config.toml is missing")
     _own(folder)
     stored = load_config(path)
-    # It may lie elsewhere than at its start. Whether it may go on is no question of paths: the
-    # ledger knows the run (`strategies.engine.rounds`).
+    # Whether it may go on is no question of paths: the ledger knows the run (`engine.rounds`).
     given = dict(parse_override(text) for text in settings)
-    config = RunConfig.from_flat({**relocated(stored.flat(), folder), **given})
-    config = absolute_paths(config, folder)
+    config = absolute_paths(with_settings(relocated(stored.flat(), folder), given, stored), folder)
     changed = changes_of(RunFolder(folder), config)
     _check_place(config, federation)
     flower = find_run(folder)
@@ -204,20 +206,43 @@ def _resume(folder: Path, settings: list[str], federation: LocalFederation | Non
         print(f"attached to the run in {folder}", file=sys.stderr)
         with stoppable():
             return _watch(folder, flower)
-    if flower is not None:
-        flower.close()
-    LocalFlower.end_moved(folder)
-    _check_ready(config, folder, federation, resumed=True)
-    if federation is None:
-        _prepare(config)
-        _check_cluster(config)
-    if config != stored:
-        write_atomic(path, to_toml(config, comments=True).encode())
-    if changed:
-        with RunFolder(folder).lock():
-            go_by(RunFolder(folder), config)
-        tell(f"changed: {', '.join(changed)} ({folder / CHANGES})")
-    return _start(folder, config, federation)
+    with _starting(folder):
+        if flower is not None:
+            flower.close()
+        LocalFlower.end_moved(folder)
+        _check_ready(config, folder, federation, resumed=True)
+        if federation is None:
+            _prepare(config)
+            _check_cluster(config)
+        if config != stored:
+            write_atomic(path, to_toml(config, comments=True).encode())
+        if changed:
+            with RunFolder(folder).lock():
+                go_by(RunFolder(folder), config)
+            tell(f"changed: {', '.join(changed)} ({folder / CHANGES})")
+        return _start(folder, config, federation)
+
+
+def with_settings(flat: Settings, given: Settings, stored: RunConfig) -> RunConfig:
+    """A stored run's keys with others of a resume."""
+    unwritten = stored.seeds_alone and not stored.expand.samples  # no generator that can write
+    more = {"expand.samples": -1} if unwritten and "models.generator" in given else {}
+    return RunConfig.from_flat({**flat, **more, **given})
+
+
+@contextmanager
+def _starting(folder: Path) -> Iterator[None]:
+    """Hold a run against other commands while this one starts and follows it: the ServerApp takes
+    the folder only seconds after it was submitted. Raises RunLocked."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(file_lock(folder / ".starting"))
+        except LockTaken as taken:
+            raise RunLocked(
+                f"run folder {folder} is being started by process {taken.owner}: call this again "
+                "when its rounds go on, or end that process first"
+            ) from None
+        yield
 
 
 def _check_ready(

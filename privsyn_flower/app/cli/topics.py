@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privsyn_flower.app.cli.errors import AsJson, failing, group
-from privsyn_flower.app.public.source import text_lines
+from privsyn_flower.app.public.source import STATEMENT, carried, text_lines
+from privsyn_flower.common.files import write_atomic
 from privsyn_flower.config import RunConfig, cache_folder, load_config, parse_override
 from privsyn_flower.data.reading import column_names, read_rows
 from privsyn_flower.data.values import check_column
@@ -73,6 +74,7 @@ def make(
     on.
     """
     from privsyn_flower.app.cli.display import Display
+    from privsyn_flower.server_apps.public_text import carried_by
     from privsyn_flower.text.embedders import load_embedder
     from privsyn_flower.text.topic_training import make_topics
     from privsyn_flower.text.topics import save_topics
@@ -94,6 +96,9 @@ def make(
                 rerank=rerank,
                 progress=display.report,
             )
+        claim = carried(texts.expanduser()) if texts is not None else carried_by(loaded)
+        if claim:  # the keywords are of that text
+            write_atomic(folder / STATEMENT, f"{claim}\n".encode())
         save_topics(model, folder)
     typer.echo(_summary(folder, model))
 

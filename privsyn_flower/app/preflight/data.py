@@ -30,7 +30,7 @@ from privsyn_flower.data.text_files import (
 )
 from privsyn_flower.data.values import Columns, quote_columns
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.public_text import by_class, candidates, is_deployment
+from privsyn_flower.server_apps.public_text import by_class, candidates, drawn, is_deployment
 from privsyn_flower.server_apps.readiness import WRITER, WRITER_MODULES, missing, used_models
 from privsyn_flower.strategies.baselines.config import DPPromptConfig
 from privsyn_flower.text.embedders import longer_than_read
@@ -183,7 +183,7 @@ def split_files(config: RunConfig) -> Findings:
     public = public_groups(data)
     if is_deployment(config):
         samples = [sample for group in public for sample in group.samples]
-        pool = candidates([sample.text for sample in samples], config)[: data.public_pool]
+        pool, _ = drawn(candidates([sample.text for sample in samples], config), config)
     else:
         seen = preview(Path(data.path), private_columns(data))
         parts = split(Source(private_groups(seen.samples, data, LeftOut()), public), data)

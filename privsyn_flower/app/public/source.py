@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,12 @@ def carried(place: Path | str) -> str:
     path = place_path(str(place))
     if str(place).startswith(HUB) and not path.is_dir():
         return ""
-    folder = (path if path.is_dir() else path.parent).absolute()
-    places = statement_of_file(path), folder / STATEMENT, folder.parent / STATEMENT
-    return next(filter(None, map(_statement, places)), "")
+    found = list[str]()
+    for own in (path, path.resolve()):  # what a link leads to, too
+        folder = (own if own.is_dir() else own.parent).absolute()
+        places = statement_of_file(own), folder / STATEMENT, folder.parent / STATEMENT
+        found += islice(filter(None, map(_statement, places)), 1)
+    return "\n\n".join(dict.fromkeys(found))
 
 
 def statement_of_file(path: Path) -> Path:

@@ -22,6 +22,7 @@ from privsyn_flower.app.report.summaries import (
     measured_cells,
     text_lines,
     trust_of,
+    unusable_lines,
     verdict_lines,
 )
 from privsyn_flower.common.terminal import one_line
@@ -85,7 +86,8 @@ def _verdict_items(summary: Summary) -> list[str]:
     """The run's verdict as list items, the benchmark's part marked."""
     run = f"{plain(str(summary['run']))}, " if "run" in summary else ""
     who = f"{run}{summary['method']}, epsilon {epsilon_of(summary)}"
-    lines = [*verdict_lines(summary), *(f"text: {one}" for one in text_lines(summary))]
+    lines = [*unusable_lines(summary), *verdict_lines(summary)]
+    lines += [f"text: {one}" for one in text_lines(summary)]
     return [f"- {who}: {line}" for line in lines]
 
 

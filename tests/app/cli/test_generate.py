@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.cli.generate import _write_statement
+from privsyn_flower.app.cli.generate import _with_settings, _write_statement
 from privsyn_flower.app.public.source import carried, statement_of_file
-from privsyn_flower.config import RunConfig
+from privsyn_flower.config import ConfigError, RunConfig
 
 
 def claimed(folder: Path, epsilon: int) -> Path:
@@ -46,3 +46,23 @@ def test_a_model_of_another_run_is_in_the_statement_too(run: Path, tmp_path: Pat
     (run / "privacy.md").write_text(f"{carried(run)}\n\n{carried(model)}\n")  # the run had it, too
     _write_statement(target, run, config)
     assert not statement_of_file(target).exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [
+        ("ctcl", "models.generator"),
+        ("ctcl", "generation.chat"),
+        ("pretext", "benchmark"),
+        ("pretext", "evaluation.steps"),
+        ("pretext", "expand.samples"),
+        ("pretext", "expand.include-seeds"),
+    ],
+)
+def test_a_setting_that_would_be_of_no_effect_is_refused(
+    method: str, key: str, tmp_path: Path
+) -> None:
+    config = RunConfig.from_flat({"method": method})
+    with pytest.raises(ConfigError, match=f"--set {key}: .* does not go by it, but by expand"):
+        _with_settings(config, tmp_path, {key: config.flat()[key]})
+    assert _with_settings(config, tmp_path, {"expand.min-words": 3}).expand.min_words == 3

@@ -23,6 +23,7 @@ from privsyn_flower.app.cli.run import RunFailed, run_command
 from privsyn_flower.app.local.federation import find_run
 from privsyn_flower.app.local.simulation import LocalFlower
 from privsyn_flower.app.report.guarantee import claim_of
+from privsyn_flower.common.files import file_lock
 from privsyn_flower.config import ConfigError, RunConfig, differences, flat_defaults, load_config
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.protocol.question import Ticket
@@ -316,6 +317,23 @@ def test_what_is_asked_or_promised_never_changes(
 def test_a_run_that_goes_on_keeps_its_settings(begun: Path) -> None:
     with RunFolder(begun).lock(), pytest.raises(RunLocked, match=r"generation\.base-url would"):
         run_command(None, [LATER], begun)
+
+
+def test_a_generator_that_is_named_later_writes_as_many_texts_as_one_named_before() -> None:
+    flat = {"data.source": "files", "data.path": "u.jsonl", "data.public-path": "p.jsonl"}
+    tiny = RunConfig.from_flat({**flat, "models.generator": "tiny"})
+    assert (tiny.expand.samples, tiny.seeds_alone) == (0, True)
+    with_generator = cli_run.with_settings(tiny.flat(), {"models.generator": "smollm2"}, tiny)
+    assert with_generator.expand.samples == 500
+    assert cli_run.with_settings(tiny.flat(), {"expand.min-words": 3}, tiny).expand.samples == 0
+
+
+def test_a_second_command_leaves_alone_what_the_first_is_starting(begun: Path) -> None:
+    """Its ServerApp takes the folder only seconds later."""
+    closed = list(InProcess.closed)
+    with file_lock(begun / ".starting"), pytest.raises(RunLocked, match="is being started by"):
+        run_command(None, [], begun)
+    assert InProcess.closed == closed
 
 
 def test_a_run_of_an_earlier_version_goes_on_by_the_defaults_of_newer_keys(

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 
 from privsyn_flower.common.arrays import F32
 from privsyn_flower.common.progress import silent
-from privsyn_flower.config import load_config
-from privsyn_flower.server_apps.public_text import public_text
+from privsyn_flower.config import RunConfig, load_config
+from privsyn_flower.server_apps.public_text import carried_by, public_text
 from privsyn_flower.server_apps.topics import topics_of
 from privsyn_flower.text import topic_training
 from privsyn_flower.text.embedders import NgramEmbedder, embedder_fingerprint
@@ -45,6 +45,17 @@ def lines(tmp_path: Path) -> Path:
     path = tmp_path / "public.txt"
     path.write_text("\n".join(TEXTS) + "\n\n")
     return path
+
+
+def test_topics_have_the_statement_of_the_text_that_they_are_of(
+    tmp_path: Path, lines: Path, ngrams: Any
+) -> None:
+    lines.with_name("privacy.md").write_text("# Privacy of this run\n\nEpsilon = 3\n")
+    folder = tmp_path / "deeper" / "topics"
+    made = privsyn("make", folder, "--texts", lines, "--count", 2, *ngrams)
+    assert made.exit_code == 0, made.stderr
+    config = RunConfig.from_flat({"method": "ctcl", "ctcl.topics": str(folder)})
+    assert carried_by(config) == (folder / "privacy.md").read_text().strip() != ""
 
 
 def test_topics_of_a_text_file_and_what_is_shown_of_them(

@@ -25,6 +25,13 @@ def test_a_statement_lies_beside_a_file_or_in_its_folder(tmp_path: Path) -> None
     (tmp_path / "data").mkdir()  # as it is published, and as a run has its model
     assert carried(tmp_path / "data") == carried(f"hub:{tmp_path}#train:9") == carried(file)
     assert carried("hub:a/b") == ""
+    links = tmp_path / "links" / "deeper"
+    links.mkdir(parents=True)
+    for name in (file.name, "data"):
+        (links / name).symlink_to(tmp_path / name)
+        assert carried(links / name) == carried(file)
+    (links / STATEMENT).write_text("# Privacy of this run\n\nEpsilon = 4\n")
+    assert carried(links / file.name) == f"{carried(links)}\n\n{carried(file)}"
     said.write_text("# Privacy\n\nOf a web site.")
     assert carried(file) == ""
 

@@ -64,6 +64,8 @@ def test_runs_of_folders_are_named_with_their_seeds(tmp_path: Path) -> None:
     assert "| a\\|b | 7 | pretext |" in out and "| plain | - | pretext |" in out
     told = summary("pretext", SECURE, run="plain", verdict={"sentences": ["heard"]})
     assert "- plain, pretext, epsilon 7.5799: verdict: heard" in report([told])
+    useless = summary("pretext", SECURE, run="plain", unusable=["no words"])
+    assert "- plain, pretext, epsilon 7.5799: NOT USABLE: no words" in report([useless])
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

@@ -168,9 +168,10 @@ def compare_command(
         except KeyboardInterrupt:
             write(grid, [look(cell) for cell in cells], folder, stored=stored)
             raise
-        keep(outcomes)
         pairs = write(grid, outcomes, folder, f"privsyn compare {path}", stored)
-        keep_pairs(pairs, stored, place(grid, path))
+        if not given:  # with --set it is another grid, whose runs take nobody's place
+            keep(outcomes)
+            keep_pairs(pairs, stored, place(grid, path))
     return folder, outcomes
 
 

@@ -23,7 +23,14 @@ from privsyn_flower.app.cli.compare.estimates import (
     estimate,
     perplexity,
 )
-from privsyn_flower.app.report.summaries import DISTRIBUTED, LOCAL, NO_QUERIES, NONE, TRUSTED
+from privsyn_flower.app.report.summaries import (
+    DISTRIBUTED,
+    LOCAL,
+    NO_QUERIES,
+    NONE,
+    TRUSTED,
+    unusable_lines,
+)
 from privsyn_flower.app.report.tables import COLUMNS
 from privsyn_flower.config.grid import GridConfig, Point
 
@@ -96,6 +103,9 @@ def markdown(
         f"{run.cell.says} ended early: {run.summary['ended_early']}"
         for run in outcomes
         if run.summary and run.summary.get("ended_early")
+    ]
+    early += [
+        f"{run.cell.says}: {line}" for run in outcomes for line in unusable_lines(run.summary or {})
     ]
     parts.append("\n".join(f"- {escaped(line)}" for line in early))
     if gaps := [run for run in outcomes if run.summary is None]:

@@ -33,6 +33,7 @@ from privsyn_flower.app.report.summaries import (
     interval,
     text_lines,
     trust_of,
+    unusable_lines,
 )
 from privsyn_flower.app.report.tables import table
 from privsyn_flower.config import RunConfig, split_list
@@ -106,6 +107,7 @@ def card(product: Product, facts: Facts) -> str:
             CLOSENESS=CLOSENESS,
             checks=checked(summary),
             text_lines=text_lines(summary),
+            unusable=unusable_lines(summary),
             INSPECT=INSPECT,
             benchmark_lines=benchmark_lines(summary),
             COLUMNS=COLUMNS,

@@ -226,13 +226,18 @@ def test_kept_summaries_stand_for_their_configuration_alone(
     assert (kept / "grid.pairs.json").exists()
     one, two = ((tmp_path / n / "differences.csv").read_text() for n in ("one", "two"))
     assert one == two and ",," not in one.splitlines()[1]
+    before = {path.name: path.read_bytes() for path in kept.iterdir()}
+    trial = {"out": tmp_path / "trial", "program": stand_in, "given": {"data.users": 50}}
+    assert failures(compare_command(grid, **trial)[1]) == []
+    assert before == {path.name: path.read_bytes() for path in kept.iterdir()}
+    done = len(calls())
     changed = kept / "pretext-epsilon2-seed1.toml"
     changed.write_text(changed.read_text().replace("\nrounds = 2", "\nrounds = 9"))
     cells = cells_of(load_grid(grid), grid, tmp_path / "two")
     stale = [look(cell).reason for cell in cells if look(cell).summary is None]
     assert len(stale) == 1 and "rounds = 2 was 9" in stale[0]
     compare_command(grid, out=tmp_path / "two", program=stand_in)
-    assert [line.partition("-epsilon")[2][:7] for line in calls()[9:]] == ["2-seed1"]
+    assert [line.partition("-epsilon")[2][:7] for line in calls()[done:]] == ["2-seed1"]
 
 
 @pytest.mark.slow

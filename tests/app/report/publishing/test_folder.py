@@ -71,6 +71,12 @@ def test_what_votes_picked_goes_along(tmp_path: Path) -> None:
         published(run, tmp_path / "more")
 
 
+def test_the_card_begins_with_why_a_text_is_of_no_use(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", summary={"unusable": ["61 % of the words are unknown"]})
+    card = (published(run, tmp_path / "out") / "README.md").read_text()
+    assert "**NOT USABLE: 61 % of the words are unknown.**" in card
+
+
 def test_the_card_of_a_data_set(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epsilon=1.29)
     folder = published(run, tmp_path / "out", Facts(["infiller"], licence="cc-by-4.0"))
