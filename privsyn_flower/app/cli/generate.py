@@ -175,9 +175,8 @@ def _with_settings(config: RunConfig, folder: Path, settings: Mapping[str, Scala
     """A run's configuration with others for its text. Raises ConfigError for keys by which it was
     asked."""
     recipe = recipe_of(config)
-    held, used = recipe.asks_with(config, released=True), TOPIC_KEYS
-    if not recipe.keeps_generator:
-        used = KEYS
+    held = recipe.asks_with(config, released=True)
+    used = TOPIC_KEYS if recipe.keeps_generator else KEYS
     for key in settings:
         if not changeable(key) or entry_of(key, held):
             raise ConfigError(
