@@ -402,9 +402,10 @@ def _watch(folder: Path, flower: LocalFlower, events: int = 0, log: int = 0) -> 
                 time.sleep(0.2)
             follower.show()
         status = "failed"
-        # The ServerApp's own error says enough.
+        # The ServerApp's own error says enough, and without a result no word of Flower's changes
+        # the outcome: who let go of the folder had GRACE to leave one.
         if not (folder / "error.txt").exists():
-            status = _final_status(flower, CLOSING if complete(folder) else GRACE)
+            status = _final_status(flower, CLOSING if complete(folder) else 0.0)
         if not complete(folder) or status != "finished:completed":
             error = _error(folder, flower, status)
             if not benchmark_due(folder):
