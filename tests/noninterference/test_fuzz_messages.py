@@ -130,9 +130,9 @@ def _check(reply: Message) -> None:
         return
     assert name == "answer"
     ticket = {"protocol", "code", "run", "query", "round", "attempt"}
-    facts = {"protocol", "code", "weight", "partition", "deployed", "seeded", "resources"}
+    facts = {"protocol", "code", "weight", "partition", "deployed", "seeded", "evaluates"}
     more = {"vector"} if record["code"] == "ok" else {"key"}
-    assert set(record) <= ticket | more or set(record) | {"resources"} == facts
+    assert set(record) <= ticket | more or set(record) - {"resources"} == facts
     assert record.get("key", "queries") in POLICY_KEYS
 
 
