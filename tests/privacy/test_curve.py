@@ -21,7 +21,7 @@ from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA, gaussian_
 from privsyn_flower.privacy.plan import Phase
 from privsyn_flower.privacy.planning import plan_privacy
 from privsyn_flower.server_apps.privacy_plan import privacy_plan, statement
-from tests.rigs.accounting import by_dp_accounting, exact_delta
+from tests.rigs.accounting import accountant, exact_delta
 
 DELTA = 3e-6
 
@@ -51,9 +51,9 @@ def test_the_default_run_against_dp_accounting() -> None:
     made = privacy_plan(RunConfig())
     curve = made.curve
     assert falls(curve) and (made.epsilon, DELTA) in curve
-    noise = {(made.main.equivalent, 1.0): made.main.most}
+    composed = accountant({(made.main.equivalent, 1.0): made.main.most})
     for epsilon, delta in curve[::12]:
-        found = by_dp_accounting(noise, delta - SHARE_OF_DELTA * DELTA)
+        found = composed.get_epsilon(delta - SHARE_OF_DELTA * DELTA)
         assert epsilon <= found + 1e-9 and epsilon == pytest.approx(found, rel=2e-3)
 
 
@@ -63,9 +63,10 @@ def test_sampled_users() -> None:
     curve = privacy_curve(noise, DELTA)
     own = composed_epsilon(noise, gaussian_delta(DELTA))
     assert falls(curve) and (own, DELTA) in curve
+    composed = accountant(noise)
     for epsilon, delta in curve[::12]:
         gaussians = delta - SHARE_OF_DELTA * DELTA
-        assert epsilon == pytest.approx(by_dp_accounting(noise, gaussians), rel=1e-3)
+        assert epsilon == pytest.approx(composed.get_epsilon(gaussians), rel=1e-3)
         assert epsilon <= composed_epsilon({(z, 1.0): n for (z, _), n in noise.items()}, gaussians)
 
 

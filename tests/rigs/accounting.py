@@ -19,15 +19,20 @@ def exact_delta(sigma: float, eps: float) -> float:
     return math.exp(-x * x / 2) / math.sqrt(2 * math.pi) * (mills[0] - mills[1])
 
 
-def by_dp_accounting(releases: Releases, delta: float) -> float:
+def accountant(releases: Releases) -> Any:
     """Of dp_accounting's own events, whatever is sampled: nothing of ours in it."""
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
-    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    found = PLDAccountant(value_discretization_interval=1e-4)
     for (z, rate), count in releases.items():
         event: Any = dp_accounting.GaussianDpEvent(z)
         if rate < 1:
             event = dp_accounting.PoissonSampledDpEvent(rate, event)
-        accountant.compose(dp_accounting.SelfComposedDpEvent(event, count))
-    return float(accountant.get_epsilon(delta))
+        found.compose(dp_accounting.SelfComposedDpEvent(event, count))
+    return found
+
+
+def by_dp_accounting(releases: Releases, delta: float) -> float:
+    """Epsilon, by its accountant."""
+    return float(accountant(releases).get_epsilon(delta))
