@@ -157,9 +157,11 @@ def one_command_line() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def simulation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handlers called in this process are simulated nodes unless a test says otherwise."""
-    monkeypatch.setenv("PRIVSYN_SIMULATION", "1")
+def simulation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers called in this process are simulated nodes unless a test says otherwise; the
+    processes of an end-to-end test must find out for themselves."""
+    if not request.node.get_closest_marker("e2e"):
+        monkeypatch.setenv("PRIVSYN_SIMULATION", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from privsyn_flower.app.public.source import carried
+from privsyn_flower.common.files import private_folder, replace_private
 from privsyn_flower.common.progress import Progress
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.common.units import beginning
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.config.models import ModelsConfig
 from privsyn_flower.data import Federation, prepare
+from privsyn_flower.data.federation import identity
 from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.reading import text_file
 from privsyn_flower.data.text_files import place_name, public_groups
@@ -24,7 +28,7 @@ from privsyn_flower.strategies.ctcl.config import CtclConfig
 logger = logging.getLogger("privsyn_flower")
 
 ALIKE = "like another in its first data.sample-words"
-CARRIED = "carried"  # value in the run folder
+CARRIED, READ = "carried", "read"  # values in the run folder
 BEYOND = "beyond data.public-pool and data.public-validation"
 
 
@@ -74,8 +78,8 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
         classes = by_class(((s.text, s.label) for s in samples), pool, config)
         return PublicText(pool, None, validation, classes, left_out)
     progress("data", 0, 1, "preparing the simulated federation")
-    folder = prepare(config.data, cache_folder(config), lambda note: progress("data", 0, 1, note))
-    federation = Federation(folder)
+    prepared = prepare(config.data, cache_folder(config), lambda note: progress("data", 0, 1, note))
+    federation = Federation(prepared)
     left_out = LeftOut(federation.meta["public"]["left_out"])
     validation = candidates(federation.public_validation(), config)
     texts = federation.public()
@@ -99,6 +103,27 @@ def _tell(left_out: LeftOut, config: RunConfig, progress: Progress) -> None:
     if left_out.total():
         place = config.data.public_path
         progress("data", 0, 1, left_out.summary(place_name(place) if place else "public text"))
+
+
+def warn_of_other_text(config: RunConfig, folder: RunFolder) -> None:
+    """Say so where a resumed simulation reads other text than it began with: users, and who of
+    them is held out, are drawn from it anew.
+
+    The run folder has a random name; the digest of private text, under that name, is in the cache.
+    """
+    if (name := folder.load_value(READ)) is None:
+        name = secrets.token_hex(12)
+        folder.save_value(READ, name)
+    path = private_folder(cache_folder(config) / "benchmark") / f"read-{name}"
+    now = json.dumps(identity(config.data), sort_keys=True)
+    if not path.is_file():
+        replace_private(path, now.encode())
+    elif path.read_text("utf-8") != now:
+        logger.warning(
+            "the text of data.source = %r is not what this run began with: from here on other "
+            "users answer, and held-out users may be among those who answered before; for figures "
+            "that mean something, start a new run", config.data.source,
+        )  # fmt: skip
 
 
 def carried_by(config: RunConfig, folder: RunFolder | None = None) -> str:

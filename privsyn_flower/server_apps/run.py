@@ -44,7 +44,12 @@ from privsyn_flower.server_apps.privacy_plan import (
     privacy_plan,
     statement_fields,
 )
-from privsyn_flower.server_apps.public_text import PublicText, carried_by, public_text
+from privsyn_flower.server_apps.public_text import (
+    PublicText,
+    carried_by,
+    public_text,
+    warn_of_other_text,
+)
 from privsyn_flower.server_apps.readiness import notes, try_run
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.callbacks import Callbacks
@@ -185,6 +190,8 @@ class Run:
     def _stages(self) -> None:
         with self.clock("data"):
             self.public = public_text(self.config, self.progress)
+            if self.public.federation:
+                warn_of_other_text(self.config, self.folder)
             if self.config.benchmark and self.config.classes:
                 check_classes(self.config, self.federation())
         recipe = recipe_of(self.config)

@@ -21,9 +21,10 @@ from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.runs import RunFolder, RunLocked, write_jsonl
 from privsyn_flower.server_apps import main
-from privsyn_flower.server_apps.public_text import public_text
+from privsyn_flower.server_apps.public_text import public_text, warn_of_other_text
 from privsyn_flower.server_apps.run import Run
-from tests.server_apps.in_process import deployed, grid_for, write_rows
+from tests.conftest import sentences
+from tests.server_apps.in_process import deployed, grid_for, small_config, with_texts, write_rows
 
 
 def told(folder: RunFolder, error: Exception) -> None:
@@ -198,3 +199,24 @@ def test_a_cluster_that_nobody_can_join_ends_flowers_process(
     with pytest.raises(ClusterError, match="torch"):
         main.main(None, context)
     assert len(killed) == 1
+
+
+def test_a_resumed_simulation_of_other_text_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nothing in the run folder, which may be published, tells which text it was."""
+    shared, folder = with_texts(tmp_path), RunFolder(tmp_path / "run")
+    config = small_config(shared, tmp_path)
+    for _ in range(2):
+        warn_of_other_text(config, folder)
+    warn_of_other_text(config, RunFolder(tmp_path / "another"))
+    assert "not what this run began with" not in caplog.text
+    write_rows(shared / "private.jsonl", sentences(120, 3))
+    warn_of_other_text(config, RunFolder(tmp_path / "new"))
+    assert "not what this run began with" not in caplog.text
+    warn_of_other_text(config, folder)
+    assert "data.source = 'files' is not what this run began with" in caplog.text
+    (value,) = (folder.path / "checkpoints").iterdir()
+    assert len(json.loads(value.read_text())) == 24
+    others = RunFolder(tmp_path / "another").load_value("read"), folder.load_value("read")
+    assert others[0] != others[1]

@@ -48,7 +48,7 @@ from privsyn_flower.app.report.summaries import (
     trust_of,
     verdict_lines,
 )
-from privsyn_flower.app.report.tables import COLUMNS, differing
+from privsyn_flower.app.report.tables import column, differing
 from privsyn_flower.common.files import replace_private
 
 REPORT = "report.html"  # in a run folder
@@ -203,20 +203,17 @@ def _columns(title: str, names: Sequence[str], own: Sequence[tuple[str, RunFolde
     rows = []
     for name, run in own:
         seed = "-" if run.seed is None else str(run.seed)
-        rows.append([name, seed, *(_cell(column, run.summary) for column in names)])
+        rows.append([name, seed, *(_cell(one, run.summary) for one in names)])
     return Table(title, ["run", "seed", *names], rows, stacked=True)
 
 
-def _cell(column: str, summary: Mapping[str, Any]) -> str:
-    """A column of `privsyn report`; a summary that lacks what it needs has a dash."""
-    if column == "epsilon":
+def _cell(name: str, summary: Mapping[str, Any]) -> str:
+    """A column of `privsyn report`, and what claims nothing says so."""
+    if name == "epsilon":
         return epsilon(summary)
-    if column == "delta":
+    if name == "delta":
         return delta(summary) or "-"
-    try:
-        return str(COLUMNS[column](summary))
-    except (KeyError, TypeError, ValueError):
-        return "-"
+    return column(name, summary)
 
 
 def _gains(own: Sequence[tuple[str, RunFolder]]) -> Figure | None:

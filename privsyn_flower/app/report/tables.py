@@ -64,10 +64,10 @@ def report(summaries: Sequence[Summary]) -> str:
     for title in TRUSTS.values():
         own = [summary for summary in summaries if trust_of(summary) == title]
         if own:
-            shown = {name: cell for name, cell in COLUMNS.items() if _known(name, own)}
+            shown = [name for name in COLUMNS if _known(name, own)]
             left = [":---" if name in ("run", "method") else "---:" for name in shown]
-            rows = [[cell(summary) for cell in shown.values()] for summary in own]
-            lines = table([list(shown), left, *rows])
+            rows = [[column(name, summary) for name in shown] for summary in own]
+            lines = table([shown, left, *rows])
             items = [line for summary in own for line in _verdict_items(summary)]
             blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if items else []), *items]))
     blocks += [curve_table(s, epsilon_of(s)) for s in summaries if "evaluation_curve" in s]
@@ -75,6 +75,14 @@ def report(summaries: Sequence[Summary]) -> str:
     blocks += [filter_table(s, epsilon_of(s)) for s in summaries if "proximity" in s]
     blocks += [_topics(summary) for summary in summaries if "topics" in summary]
     return "\n\n".join(blocks)
+
+
+def column(name: str, summary: Summary) -> str:
+    """What COLUMNS says of a summary; a dash for one that lacks what it needs."""
+    try:
+        return str(COLUMNS[name](summary))
+    except (KeyError, TypeError, ValueError):
+        return "-"
 
 
 def _known(column: str, summaries: Sequence[Summary]) -> bool:

@@ -118,6 +118,12 @@ def test_a_run_without_a_benchmark_has_no_figures_made_up() -> None:
     assert row.count("| - ") == 8
 
 
+def test_a_summary_that_lacks_a_figure_has_a_dash() -> None:
+    whole = summary("pretext", SECURE)
+    text = report([{key: whole[key] for key in ("method", "epsilon", "threat_model")}])
+    assert "| pretext | - |" in text and "7.5799" in text
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     for name, trust in (("one", SECURE), ("two", CENTRAL)):
