@@ -90,10 +90,11 @@ def secure_vector(
 
     noise_multiplier above 0: the node adds its share of integer noise to whatever is sent, zeros
     included, so that honest nodes of weight min_weight carry a standard deviation of
-    noise_multiplier * sensitivity. sensitivity: L2 norm of what one unit of weight says; a longer
-    vector of the node counts as a failure. Raises ValueError for numbers that cannot be, and for
-    noise so small in integers that it is not as good as Gaussian noise (`integer_noise`): then
-    scale the vectors up.
+    noise_multiplier * sensitivity. sensitivity: L2 norm of what the node says, whatever its weight;
+    a longer vector counts as a failure. What is hidden is one node: of its users a single one may
+    make the handler fail, which takes the whole vector out of the sum. Raises ValueError for
+    numbers that cannot be, and for noise so small in integers that it is not as good as Gaussian
+    noise (`integer_noise`): then scale the vectors up.
     """
     own = _Settings(weight, folder, min_weight, max_share, noise_multiplier, sensitivity)
     decorated: Callable[[Handler], Answer] = lambda handler: _secure_vector(handler, own)  # noqa: E731
@@ -227,9 +228,9 @@ def _integers(vector: ArrayLike, length: int, limit: int, scale: float, own: _Se
         values = np.rint(values.astype(np.float64) * scale)
     if not bool(((values >= -limit) & (values <= limit)).all()):  # NaN is outside too
         raise ValueError(f"a coordinate is outside largest ({limit} after scaling and noise)")
-    bound = own.weight * own.sensitivity
+    bound = own.sensitivity
     if bound and sum(int(value) ** 2 for value in values) > Fraction(bound) ** 2:
-        raise ValueError(f"the vector is longer than weight * sensitivity = {bound:g}")
+        raise ValueError(f"the vector is longer than sensitivity = {bound:g}")
     return values.astype(np.int64)
 
 

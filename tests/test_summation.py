@@ -104,6 +104,19 @@ def test_the_noise_of_a_failing_handler_is_sent_all_the_same(
     assert abs(np.square(total).mean() / 100.0**2 - 1) < 10 * np.sqrt(2 / d)
 
 
+def test_a_node_of_any_weight_moves_the_sum_by_its_sensitivity(
+    tmp_path: Path, loopback: Any
+) -> None:
+    """One user more may make a node fail, and take all of its users' part out of the sum."""
+    numbers = {"min_weight": 6, "noise_multiplier": 1e-3, "sensitivity": 150_000.0, "weight": 2}
+    weights = {10: 2, 11: 2, 12: 2}
+    sums = []
+    for last in ([0, 150_000], [0, 150_001]):
+        grid = loopback(nodes_of(tmp_path, [[0, 0], [0, 0], last], **numbers))
+        sums.append(summed(grid, largest=400_000, weights=weights, min_nodes=6))
+    assert np.allclose(sums, [[0, 150_000], [0, 0]], atol=6.5 * 150)
+
+
 def test_noise_is_on_top_of_the_handlers_vector(tmp_path: Path, loopback: Any) -> None:
     numbers = {"min_weight": 3, "noise_multiplier": 1e-3, "sensitivity": 150_000.0}
     grid = loopback(nodes_of(tmp_path, [[100_000, -100_000]] * 3, **numbers))

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ CLUSTER_CHECKED = "PRIVSYN_RAY_CHECKED"  # variable: the cluster that `ray_clust
 # Set by notebooks and some build servers: Flower's JSON would come with colours in it.
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
 CONNECTION = "local"  # what the SuperLink is called in Flower's configuration
+RAY_PREFIX = "privsyn-"  # of Ray's folder under the system's own for temporary files
 START_SECONDS = 300.0  # at most; one that ends is noticed at once
 GRACE_SECONDS = 8.0  # for a ServerApp to notice that its SuperLink is gone
 
@@ -113,7 +114,7 @@ class LocalFlower:
             return None
         facts = json.loads(path.read_text(encoding="utf-8"))
         found = cls(run_folder, port=facts["port"], pid=facts["pid"], run_id=facts["run_id"])
-        found.scratch = Path(facts["scratch"]) if facts.get("scratch") else None
+        found.scratch = ray_folder_of(facts)
         return found if found.healthy() else None
 
     @classmethod
@@ -128,7 +129,7 @@ class LocalFlower:
         if "federation" in facts or there:
             return
         old = cls(Path(facts["folder"]), port=facts["port"])
-        old.scratch = Path(facts["scratch"]) if facts.get("scratch") else None
+        old.scratch = ray_folder_of(facts)
         old._clear()
 
     def environment(self) -> dict[str, str]:
@@ -247,7 +248,15 @@ def ray_folder() -> Path:
     Ray would also join any cluster that a file in the shared /tmp/ray names.
     """
     short = len(tempfile.gettempdir()) <= 20  # Ray's sockets lie in it: 107 characters at most
-    return Path(tempfile.mkdtemp(prefix="privsyn-", dir=None if short else "/tmp"))
+    return Path(tempfile.mkdtemp(prefix=RAY_PREFIX, dir=None if short else "/tmp"))
+
+
+def ray_folder_of(facts: Mapping[str, Any]) -> Path | None:
+    """Ray's folder as flower.json names it, to be removed; None for what `ray_folder` makes no
+    folder like: a run folder, and this file in it, may come from somebody else."""
+    path = Path(str(facts.get("scratch") or ""))
+    ours = path.name.startswith(RAY_PREFIX) and str(path.parent) in (tempfile.gettempdir(), "/tmp")
+    return path if ours and path.is_dir() and not path.is_symlink() else None
 
 
 def private_ray(scratch: Path) -> dict[str, str]:

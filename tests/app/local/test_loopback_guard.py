@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,13 @@ import uvicorn
 
 from privsyn_flower.app.cli import run as cli_run
 from privsyn_flower.app.local import loopback_guard
-from privsyn_flower.app.local.simulation import LocalFlower, private_ray, ray_folder, users_cluster
+from privsyn_flower.app.local.simulation import (
+    LocalFlower,
+    private_ray,
+    ray_folder,
+    ray_folder_of,
+    users_cluster,
+)
 from tests.strangers import NOBODY, descendants, listeners, spoken_to
 
 pytestmark = pytest.mark.skipif(not loopback_guard.can_tell(), reason="only Linux has the table")
@@ -216,6 +223,26 @@ def test_a_run_takes_its_folder_away(tmp_path: Path) -> None:
     (flower.scratch / "ray").mkdir()
     flower.close()
     assert not flower.scratch.exists()
+
+
+@pytest.mark.parametrize("name", ["{tmp}/privsyn-1", "{temporary}/other", "/", ".", "", None])
+def test_a_folder_that_a_run_folder_names_is_removed_only_if_it_is_rays(
+    tmp_path: Path, name: str | None
+) -> None:
+    """flower.json may come from somebody else with the rest of the folder."""
+    (tmp_path / "privsyn-1").mkdir()
+    own = ray_folder()
+    link = own.with_name(f"{own.name}-link")
+    link.symlink_to(tmp_path)
+    if name:
+        name = name.format(tmp=tmp_path, temporary=tempfile.gettempdir())
+    assert ray_folder_of({"scratch": str(own)}) == own
+    assert ray_folder_of({"scratch": name}) is None
+    assert ray_folder_of({"scratch": str(link)}) is None
+    assert ray_folder_of({"scratch": f"{own}/.."}) is None
+    link.unlink()
+    own.rmdir()
+    assert ray_folder_of({"scratch": str(own)}) is None
 
 
 def test_what_listens_is_found() -> None:
