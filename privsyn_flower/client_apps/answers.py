@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("privsyn_flower")
 # Of set-up and protocol only, never user data: logs explain these, and of others tell the type.
 EXPLAINED = (WireError, SecaggError, RecordsError, IdentityError, WrapAround)
+FAILED = "the users' answers failed; a zero vector is sent instead"
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,13 @@ class Kind:
     cannot answer. vectors(query, users, participants, plan, node): makes the encoded vectors of all
     `participants.eligible` users (PRIVATE), and returns the sum (encoded_length,) int64 of those in
     `participants.sampled`; plan: an IntegerPlan, of updates a DensePlan. tokens(query): the most
-    tokens of one user that models read for a query that passed `check`."""
+    tokens of one user that models read for a query that passed `check`. rehearse(query, node): what
+    an answer computes, on made-up text; raises WireError(MEMORY) where that is too much here."""
 
     check: Callable[[Query, Node], None]
     vectors: Callable[[Query, UserTexts, Participants, Any, Node], I64]
     tokens: Callable[[Query], int] = lambda query: 0
+    rehearse: Callable[[Query, Node], None] = lambda query, node: None
 
 
 def reply(message: Message, context: Context, node: Node, kind: Kind) -> Message:
@@ -215,15 +218,22 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
     taken = node.facts.weight
     try:
         with timed(node.timings, ticket, node.facts.weight):
-            users = _users_or_none(node)
-            participants, row = _participants(users, query, ticket, noise, node)
-            taken = int(np.count_nonzero(participants.eligible)) if users else taken
+            # What the question itself needs comes first: beside users' texts, a lack of room would
+            # tell how much text they have.
+            kind.rehearse(query, node)
             share = _noise_share(query, ticket, noise, node)
+            try:
+                users = _users_or_none(node)
+                participants, row = _participants(users, query, ticket, noise, node)
+                taken = int(np.count_nonzero(participants.eligible)) if users else taken
 
-            def own() -> I64:
-                return _vectors_or_zero(query, noise, users, participants, node, kind)
+                def own() -> I64:
+                    return _vectors_or_zero(query, noise, users, participants, node, kind)
 
-            return share + (row.vector(own, len(share), node) if row else own())
+                return share + (row.vector(own, len(share), node) if row else own())
+            except MemoryError as error:  # around the texts, not in them
+                node.failed("answer", error, taken, FAILED)
+                return share
     finally:
         node.failures.write(node.cache, ticket, taken)
 
@@ -310,8 +320,7 @@ def _vectors_or_zero(
     query: Query, noise: Noise, users: UserTexts, participants: Participants, node: Node, kind: Kind
 ) -> I64:
     vector = np.zeros(encoded_length(query), dtype=np.int64)
-    text = "the users' answers failed; a zero vector is sent instead"
-    with _data_failures(node, "answer", int(np.count_nonzero(participants.eligible)), text):
+    with _data_failures(node, "answer", int(np.count_nonzero(participants.eligible)), FAILED):
         vector = kind.vectors(query, users, participants, integer_plan(query, noise), node)
     return vector  # noqa: RET504 - zeros when the line above was cut short
 
@@ -321,12 +330,15 @@ def _data_failures(  # type: ignore[no-untyped-def]
     node: Node, kind: What, users: int, text: str
 ):
     """Whatever the users' data raises ends here, memory and Rust panics included: a refusal, or
-    silence, would tell the server something about the data."""
+    silence, would tell the server something about the data. Only a set-up that does not fit the
+    node's declared weight is refused, by whoever loads its users."""
     try:
         yield
-    except (WireError, KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
+        if kind == "users" and isinstance(error, WireError) and error.code is Refusal.SETUP:
+            raise
         node.failed(kind, error, users, text)
 
 

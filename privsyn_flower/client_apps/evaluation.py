@@ -104,6 +104,15 @@ def _shipped(query: Query, folder: Path) -> list[Parameters]:
         raise WireError(Refusal.MALFORMED, f"a shipped model does not fit: {error}") from error
 
 
+def rehearse_evaluation(query: Query, node: Node) -> None:
+    """One batch of made-up tokens. Raises WireError(MEMORY)."""
+    try:
+        scorer = load_scorer(base_model(query, node), node.device)
+        scorer.rehearse(int(query.options["sequence-length"]))
+    except Exception as error:  # nobody's text was opened: the cause is the question's size
+        raise WireError(Refusal.MEMORY, f"a batch of {BATCH_TOKENS} tokens failed") from error
+
+
 def user_evaluations(
     query: Query, users: UserTexts, participants: Participants, plan: IntegerPlan, node: Node
 ) -> I64:
@@ -117,10 +126,6 @@ def user_evaluations(
     scorer = load_scorer(folder, node.device)
     max_tokens, max_loss = int(options["max-tokens"]), float(options["max-loss"])
     length, ends = int(options["sequence-length"]), special_tokens(query)
-    try:
-        scorer.rehearse(length)
-    except Exception as error:  # nobody's text was opened: the cause is the question's size
-        raise WireError(Refusal.MEMORY, f"a batch of {BATCH_TOKENS} tokens failed") from error
     rows: list[list[list[int]]] = []
     for texts, asked in zip(users.values(), participants.eligible, strict=True):
         rows.append([])
@@ -155,4 +160,4 @@ def evaluation_tokens(query: Query) -> int:
     return int(query.options["models"]) * int(query.options["max-tokens"])
 
 
-EVALUATION = Kind(check_evaluation, user_evaluations, evaluation_tokens)
+EVALUATION = Kind(check_evaluation, user_evaluations, evaluation_tokens, rehearse_evaluation)

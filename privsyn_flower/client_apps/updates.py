@@ -159,6 +159,18 @@ def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
     return parameters
 
 
+def rehearse_update(query: Query, node: Node) -> None:
+    """One step on made-up tokens, once for each size. Raises WireError(MEMORY)."""
+    folder, conditions = base_model(query, node), query.once(_conditions)
+    options = LocalTraining.from_options(query.options)
+    parameters = _shipped(query, folder, options)
+    try:
+        with load_model(folder, node.device).load(parameters, options.trained) as model:
+            model.rehearse(options, conditions.max_source if conditions else 0)
+    except Exception as error:  # nobody's text was opened: the cause is the question's size
+        raise WireError(Refusal.MEMORY, f"a step on made-up tokens failed: {error}") from error
+
+
 def user_updates(
     query: Query, users: UserTexts, participants: Participants, plan: DensePlan, node: Node
 ) -> I64:
@@ -173,10 +185,6 @@ def user_updates(
     clip_norm, indicator = clipping(query)
     conditions = query.once(_conditions)
     with load_model(folder, node.device).load(parameters, options.trained) as model:
-        try:
-            model.rehearse(options, conditions.max_source if conditions else 0)
-        except Exception as error:  # nobody's text was opened: the cause is the question's size
-            raise WireError(Refusal.MEMORY, f"a step on made-up tokens failed: {error}") from error
         return shard_updates(
             _deltas(query, users, participants, model, options, node, conditions),
             sampled=participants.sampled[participants.eligible],
@@ -266,4 +274,4 @@ def update_tokens(query: Query) -> int:
     return options.max_steps * options.batch_size * (options.sequence_length + source)
 
 
-UPDATE = Kind(check_update, user_updates, update_tokens)
+UPDATE = Kind(check_update, user_updates, update_tokens, rehearse_update)

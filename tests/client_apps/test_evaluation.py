@@ -18,6 +18,7 @@ from privsyn_flower.client_apps.evaluation import (
     EVALUATION,
     check_evaluation,
     evaluation_tokens,
+    rehearse_evaluation,
     user_evaluations,
 )
 from privsyn_flower.client_apps.main import evaluation
@@ -173,7 +174,7 @@ def test_one_users_failure_is_that_users_zeros(
     def broken(self: Scorer, texts: Any, *args: Any, **kwargs: Any) -> Any:
         if where == "sums":
             broken.calls += 1
-            if broken.calls == 5:  # after the rehearsal: the second user under the second model
+            if broken.calls == 4:  # the second user under the second model
                 raise error
         elif texts == USERS["some"]:
             raise error
@@ -198,10 +199,9 @@ def test_memory_is_tried_on_made_up_tokens_first(
         raise MemoryError
 
     monkeypatch.setattr(Scorer, "sums", full)
-    assert (
-        refusal(answer, question(base), node(tmp_path, base), {"short": USERS["short"]})
-        is Refusal.MEMORY
-    )
+    query, device = question(base), node(tmp_path, base)
+    assert refusal(rehearse_evaluation, query, device) is Refusal.MEMORY
+    assert EVALUATION.rehearse is rehearse_evaluation
 
 
 def test_a_token_beyond_the_embedding_is_its_users_zeros(

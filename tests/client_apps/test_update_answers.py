@@ -25,6 +25,7 @@ from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, rele
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.protocol.noise import Noise, Source, encoded_bound
 from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.server_apps.costs import read_timings
 from privsyn_flower.strategies.engine.aggregation import Attempt, PlainSum, SecureAggregation
 from tests.conftest import node_context
@@ -370,7 +371,16 @@ def test_a_schedule_that_is_none_is_malformed(
     assert codes(grid.received) == ["malformed-query"] * NODES
 
 
-@pytest.mark.parametrize("error", [ValueError("text"), MemoryError(), BaseException("panic")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("text"),
+        MemoryError(),
+        BaseException("panic"),
+        WireError(Refusal.MEMORY, "no room beside the texts"),
+        WireError(Refusal.MODEL, "no room for the model beside the texts"),
+    ],
+)
 def test_what_a_users_data_raises_becomes_zeros(
     tmp_path: Path, loopback: Any, error: BaseException
 ) -> None:
@@ -383,6 +393,35 @@ def test_what_a_users_data_raises_becomes_zeros(
     got = collect(loopback(nodes), question(), numbers())
     assert got.nodes_answered == NODES
     assert {name[0] for name in who(got.total.vector)} == {"0", "3"}
+
+
+def test_room_is_tried_before_a_text_is_opened_and_a_lack_of_it_is_not_told_afterwards(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a refusal would tell how much text users have."""
+    steps: list[str] = []
+
+    def rehearse(query: Query, node: Node) -> None:
+        steps.append("rehearsal")
+
+    def load() -> Any:
+        steps.append("texts")
+        return {}
+
+    def full(*arguments: Any) -> Any:
+        raise MemoryError
+
+    nodes = trainers(tmp_path)
+    nodes[101].kind = replace(UPDATE, rehearse=rehearse)
+    nodes[101].node = replace(nodes[101].node, load=load)
+    nodes[102].kind = replace(UPDATE, rehearse=full)
+    grid = loopback(nodes)
+    got = collect(grid, question(), numbers())
+    assert steps == ["rehearsal", "texts"] and {n[0] for n in who(got.total.vector)} == {"0", "3"}
+    assert got.nodes_answered == NODES - 1 and "out-of-memory" in codes(grid.received)
+    monkeypatch.setattr(answers, "_participants", full)
+    total = collect(loopback(trainers(tmp_path / "again")), question(), numbers()).total
+    assert total.weight == WEIGHT and not who(total.vector)
 
 
 def test_a_range_that_is_too_small_is_refused(tmp_path: Path, loopback: Any) -> None:

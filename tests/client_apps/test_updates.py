@@ -19,7 +19,7 @@ from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.main import update
 from privsyn_flower.client_apps.node.device import Node, open_node
 from privsyn_flower.client_apps.node.policy import Policy
-from privsyn_flower.client_apps.updates import UPDATE, update_tokens
+from privsyn_flower.client_apps.updates import UPDATE, rehearse_update, update_tokens
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.privacy.correlated.integer_matrix import IntegerMatrix
@@ -216,10 +216,9 @@ def test_memory_is_tried_on_made_up_tokens_first(
 
     models._load.cache_clear()  # what was rehearsed in this process is not tried again
     monkeypatch.setattr(LoadedLM, "_backward", full)
-    assert (
-        refusal(answer, question(base), node(tmp_path, base), {"short": USERS["short"]})
-        is Refusal.MEMORY
-    )
+    query, device = question(base), node(tmp_path, base)
+    assert refusal(rehearse_update, query, device) is Refusal.MEMORY
+    assert UPDATE.rehearse is rehearse_update
 
 
 def test_low_rank_factors_are_answered(tmp_path: Path, base: Path, loopback: Any) -> None:

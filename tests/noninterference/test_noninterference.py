@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from privsyn_flower.app.report import registry
-from privsyn_flower.client_apps import votes
+from privsyn_flower.client_apps import answers
 from privsyn_flower.protocol.wire import Refusal, WireError
 
 from .hostile import FORMATS, HOSTILE, TARGET, neighbour
@@ -149,13 +149,14 @@ def test_a_node_that_tells_something_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The instrument itself: each way out is watched."""
-    real = votes.user_rows
+    real = answers._users_or_none
 
-    def telling(query: Any, users: Any, node: Any) -> Any:
+    def telling(node: Any) -> Any:
+        users = real(node)
         leak(max((text for texts in users.values() for text in texts), key=len))
-        return real(query, users, node)
+        return users
 
-    monkeypatch.setattr(votes, "user_rows", telling)
+    monkeypatch.setattr(answers, "_users_or_none", telling)
     case = Case("pretext", True, "jsonl")
     found = differences(made(case, ""), made(case, "long"))
     assert any(name.startswith(where) for name in found)
