@@ -8,6 +8,7 @@ without weights, which come from the model's own safetensors file.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -177,10 +178,17 @@ class SentenceEmbedder:
 
 @functools.lru_cache(maxsize=1)
 def _sentence_model(folder: Path, _fingerprint: str, device: str) -> tuple[Any, int]:
-    """The model and its dimension, loaded once while its files stay the same."""
+    """The model and its dimension, loaded once while its files stay the same.
+
+    A folder may bring code of its own, which is never run: ValueError.
+    """
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(str(folder), device=device)
+    path = folder / "modules.json"
+    for module in json.loads(path.read_text("utf-8")) if path.is_file() else []:
+        if not str(module.get("type")).startswith("sentence_transformers."):
+            raise ValueError(f"{path}: {module.get('type')!r} is code of its own, which is not run")
+    model = SentenceTransformer(str(folder), device=device, trust_remote_code=False)
     return model, int(model.encode("", show_progress_bar=False).shape[0])
 
 

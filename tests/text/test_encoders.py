@@ -169,3 +169,16 @@ def test_rows_that_are_no_numbers_are_an_error() -> None:
     """Else each would become the row of equal entries, and look whole."""
     with pytest.raises(ValueError, match="not finite"):
         encoders.unit(np.array([[1.0, np.nan], [0.0, 0.0]]))
+
+
+def test_code_that_an_embedder_brings_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "modeling_own.py").write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path)!r}, 'ran').touch()\nclass Own: ...\n"
+    )
+    module = {"idx": 0, "name": "0", "path": "", "type": "modeling_own.Own"}
+    (tmp_path / "modules.json").write_text(json.dumps([module]))
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match=r"'modeling_own.Own' is code of its own"):
+        SentenceEmbedder(tmp_path)
+    assert not (tmp_path / "ran").exists()

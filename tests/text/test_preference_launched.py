@@ -77,7 +77,12 @@ def test_two_processes_train_what_one_does(causal_folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_is_told(causal_folder: Path, tmp_path: Path) -> None:
+def test_a_process_that_fails_is_told(
+    causal_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imports nothing of the folder that the run was started in."""
+    monkeypatch.chdir(tmp_path)
+    Path("accelerate.py").write_text("raise SystemExit('ours')\n")
     pairs, work = [dict(pair) for pair in PAIRS], tmp_path / "work"
     one = trainer(causal_folder, processes=2, launch_arguments="--no_such_flag")
     with pytest.raises(RuntimeError, match=r"status 2.*accelerate\.log(.|\n)*no_such_flag"):

@@ -77,6 +77,7 @@ def fit_launched(
     with log.open("ab") as output:
         command = launch_command(work.absolute(), tuning.processes, setting.launch_arguments)
         own = {**loopback_only(), **finding_us(os.environ), **launch_environment(device)}
+        own["PYTHONSAFEPATH"] = "1"  # nothing of the folder that the run was started in
         process = supervisor.start(command, own, output)
     try:
         _wait(process, setting, tuning, len(pairs), work)
