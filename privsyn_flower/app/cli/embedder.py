@@ -33,12 +33,15 @@ def export(
     Without --int8 it has the fingerprint of NAME: a server that embeds by NAME and nodes that
     embed by FOLDER agree. Needs the extras server and export; devices need edge alone.
     """
+    from privsyn_flower.app.public.source import carried, hand_on
+    from privsyn_flower.text.embedders import model_folder
     from privsyn_flower.text.export import export_embedder
 
     folder = folder.expanduser()
     with failing(ValueError):
         _libraries("torch", "sentence_transformers", "onnx", "onnxscript")
         facts = export_embedder(name, folder, int8=int8)
+        hand_on(carried(model_folder(name)), folder)
     size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
     typer.echo(f"{folder}: {size:.0f} MB, {facts['bits']}-bit, {facts['dimension']} dimensions")
     typer.echo(f"fingerprint = {facts['fingerprint']}")
@@ -119,6 +122,7 @@ def import_(
     another file name the folder as models.generator. Nothing is fetched.
     """
     from privsyn_flower.app.cli.display import Display
+    from privsyn_flower.app.public.source import carried, hand_on
     from privsyn_flower.common.files import default_cache
     from privsyn_flower.text.models.gguf import import_model
 
@@ -133,6 +137,8 @@ def import_(
 
         place = (cache or default_cache()).expanduser().absolute()
         folder = import_model(source, place, f"privsyn models import {source}", report)
+        if (given := Path(source).expanduser()).exists():  # else a packaged model's name
+            hand_on(carried(given), folder)
     if not made:
         typer.secho("it is there already", err=True)
     print(folder)

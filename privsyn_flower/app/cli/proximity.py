@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privsyn_flower.app.cli.errors import RESUMED, failing, stored_config
-from privsyn_flower.app.public.source import USER, carried, check_chosen, text_lines
+from privsyn_flower.app.public.source import USER, carried, check_chosen, text_lines, together
 from privsyn_flower.app.report.summaries import read_summary
 from privsyn_flower.common.files import DataError, file_digest, locked, write_atomic
 from privsyn_flower.config import ConfigError, RunConfig
@@ -108,7 +108,8 @@ def filter_by(
         config.models.device,
     )  # fmt: skip
     thresholds, texts = _thresholds(config, given), _file(texts.expanduser())
-    pool, before = texts_at(texts, column, config.data, public), carried(texts)
+    pool = texts_at(texts, column, config.data, public)
+    before = together([carried(texts), carried(models.before), str(summary.get("carries", ""))])
     said = page(summary, before).encode()
     _check_own(out)
     with locked(out / ".lock"), Display() as display:
@@ -144,7 +145,7 @@ def _check_own(out: Path) -> None:
 def page(summary: Mapping[str, Any], before: str = "") -> str:
     """What is said of the chosen text: what it carries, and the training's own statement.
 
-    before: what the text to choose from carried already.
+    before: what the text to choose from, and the model that chooses, carried already.
     """
     text = (
         "# Privacy of this text\n\n"
@@ -154,8 +155,9 @@ def page(summary: Mapping[str, Any], before: str = "") -> str:
     if not before:
         return text
     return (
-        f"{text}\nThe text to choose from CARRIED AN EPSILON ALREADY, and the chosen text carries "
-        f"it beside this one: for a user of both, they add up. What was said of it:\n\n{before}\n"
+        f"{text}\nThe text to choose from, or the model before that training, CARRIED AN EPSILON "
+        "ALREADY, and the chosen text carries it beside this one: for a user of both, they add up. "
+        f"What was said of it:\n\n{before}\n"
     )
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privsyn_flower.app.cli.errors import AsJson, failing, group
-from privsyn_flower.app.public.source import STATEMENT, carried, text_lines
-from privsyn_flower.common.files import write_atomic
+from privsyn_flower.app.public.source import carried, hand_on, text_lines
 from privsyn_flower.config import RunConfig, cache_folder, load_config, parse_override
 from privsyn_flower.data.reading import column_names, read_rows
 from privsyn_flower.data.values import check_column
@@ -97,8 +96,7 @@ def make(
                 progress=display.report,
             )
         claim = carried(texts.expanduser()) if texts is not None else carried_by(loaded)
-        if claim:  # the keywords are of that text
-            write_atomic(folder / STATEMENT, f"{claim}\n".encode())
+        hand_on(claim, folder)  # the keywords are of that text
         save_topics(model, folder)
     typer.echo(_summary(folder, model))
 
@@ -147,6 +145,7 @@ def import_(
                 f"{source} has rows of {model.dimension} dimensions, and embedder {embedder!r} "
                 f"makes {dimension}: name theirs with --embedder"
             )
+        hand_on(carried(source.expanduser()), folder)
         save_topics(model, folder)
     typer.echo(_summary(folder, model))
 

@@ -34,8 +34,8 @@ from privsyn_flower.app.public.chats import (
     turns,
 )
 from privsyn_flower.app.public.journal import Journal, Position, lines_of, read_state
-from privsyn_flower.app.public.source import STATEMENT, Source, carried
-from privsyn_flower.common.files import DataError, write_atomic
+from privsyn_flower.app.public.source import STATEMENT, Source, carried, hand_on, together
+from privsyn_flower.common.files import DataError
 from privsyn_flower.common.progress import Progress, silent
 from privsyn_flower.common.randomness import seeded
 from privsyn_flower.common.terminal import one_line
@@ -71,7 +71,7 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
         **_of_model(config, judge_prompt("")),
     }
     with Journal(corpus_folder(config), "filter", settings) as journal:
-        _hand_on(source.carried, corpus_folder(config))
+        _hand_on(config, source.carried)
         if journal.until == own.limit:
             return
         total = _Total(source.size, own.limit)
@@ -97,17 +97,20 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
         journal.until = own.limit
 
 
-def _hand_on(claim: str, folder: Path) -> None:
-    """What is made of a source carries what the source carries. Raises DataError for a folder with
-    another statement, which may be a run's own."""
-    if not claim:
+def _hand_on(config: PublicTextConfig, claim: str = "") -> None:
+    """What is made of a source, by a model, carries what these carry. Raises DataError for a folder
+    with another statement, which may be a run's own."""
+    folder, model = corpus_folder(config), Path(config.models.generator).expanduser()
+    claim = together([claim, carried(model) if model.is_dir() else ""])
+    before = carried(folder) if (folder / STATEMENT).exists() else ""
+    if claim in before:
         return
-    if (folder / STATEMENT).exists() and carried(folder) != claim:
+    if (folder / STATEMENT).exists() and (not before or before not in claim):
         raise DataError(
-            f"{folder / STATEMENT} is of something else than filter.source, whose own must lie "
-            "there: name another folder"
+            f"{folder / STATEMENT} is of something else than filter.source and models.generator, "
+            "whose own must lie there: name another folder"
         )
-    write_atomic(folder / STATEMENT, f"{claim}\n".encode())
+    hand_on(claim, folder)
 
 
 def _look_whether_judged(counts: Mapping[str, int], answer: Answer, tokens: int) -> None:
@@ -141,6 +144,7 @@ def convert_texts(config: PublicTextConfig, opened: Opened, progress: Progress =
         **_of_model(config, convert_prompt(""), own),
     }
     with Journal(folder, "convert", settings) as journal:
+        _hand_on(config)
         if journal.until == state["bytes"]:
             return
         drawn = _Drawn(config.seed, own.share)
@@ -188,6 +192,7 @@ def write_chats(config: PublicTextConfig, opened: Opened, progress: Progress = s
         ),
     }
     with Journal(corpus_folder(config), "chat", settings) as journal:
+        _hand_on(config)
         if journal.until == own.personas:
             return
         chains = _Chains(config, journal)
@@ -214,6 +219,7 @@ def write_messages(config: PublicTextConfig, opened: Opened, progress: Progress 
         **_of_model(config, prompt, own),
     }
     with Journal(corpus_folder(config), "chat", settings) as journal:
+        _hand_on(config)
         if journal.until == own.personas:
             return
         personas = draw(own.personas, seeded(config.seed, "personas"))

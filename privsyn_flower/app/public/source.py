@@ -7,12 +7,12 @@ statement that lies beside it, and adds up with that of whatever is made of it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.common.files import DataError
+from privsyn_flower.common.files import DataError, write_atomic
 from privsyn_flower.config.data import DataConfig
 from privsyn_flower.data.hub import HUB, hub_columns, hub_rows, load_hub, place_path
 from privsyn_flower.data.reading import FORMATS, MAX_LINE, column_names, read_rows
@@ -20,7 +20,7 @@ from privsyn_flower.data.values import check_column
 
 STATEMENT = "privacy.md"  # `privacy.sentence.FILE`, which this package does not import
 TITLE = "# Privacy of this"  # of every statement, and of no page that somebody else wrote
-MOST = 2**20  # characters that are read of one
+MOST, TOP = 2**20, 9  # characters that are read of one; lines that the title is among
 SCORES = ("unknown", "before", "after")  # columns of `proximity.TextScores`
 
 
@@ -29,17 +29,37 @@ def carried(place: Path | str) -> str:
     own, or beside it, or one folder up, where runs and what is published of them have it; "" for
     none.
 
-    A place may be `hub:` and a folder; of what is on the hub nothing is known here.
+    A place may be `hub:` and a folder, whose files may lie in folders of it, each with its own; of
+    what is on the hub nothing is known here.
     """
-    path = place_path(str(place))
-    if str(place).startswith(HUB) and not path.is_dir():
+    path, hub = place_path(str(place)), str(place).startswith(HUB)
+    if hub and not path.is_dir():
         return ""
     found = list[str]()
     for own in (path, path.resolve()):  # what a link leads to, too
         folder = (own if own.is_dir() else own.parent).absolute()
         places = statement_of_file(own), folder / STATEMENT, folder.parent / STATEMENT
         found += islice(filter(None, map(_statement, places)), 1)
-    return "\n\n".join(dict.fromkeys(found))
+    if hub:
+        found += map(_statement, sorted(path.rglob(f"*{STATEMENT}")))
+    return together(found)
+
+
+def together(claims: Iterable[str]) -> str:
+    """Statements one after another, each once."""
+    found = ""
+    for claim in claims:
+        if claim not in found:
+            found = f"{found}\n\n{claim}".strip()
+    return found
+
+
+def hand_on(claim: str, folder: Path) -> None:
+    """What was made of something that carries `claim`, and lies in `folder`, carries it as well;
+    beside what it carries already. Nothing is written for ""."""
+    path = folder / STATEMENT
+    if claim and claim not in (before := _statement(path)):
+        write_atomic(path, f"{together([before, claim])}\n".encode())
 
 
 def statement_of_file(path: Path) -> Path:
@@ -50,9 +70,11 @@ def statement_of_file(path: Path) -> Path:
 def _statement(file: Path) -> str:
     if not file.is_file():
         return ""
-    with file.open(encoding="utf-8", errors="replace") as open_file:
+    with file.open(encoding="utf-8-sig", errors="replace") as open_file:
         text = open_file.read(MOST).strip()
-    return text if text.startswith(TITLE) else ""
+    # Whoever publishes it may have put a line on top, as `privsyn publish --drop-found` does.
+    head = text.splitlines()[:TOP]
+    return text if any(line.startswith(TITLE) for line in head) else ""
 
 
 def check_chosen(place: Path, columns: Collection[str]) -> None:
@@ -87,7 +109,7 @@ class Source:
         self.files = [] if place.startswith(HUB) else _files(Path(place).expanduser())
         names = hub_columns(self._data) if self._data is not None else column_names(self.files[0])
         check_column(place, column, names, "filter.text-column")
-        self.carried = carried(place)
+        self.carried = together(map(carried, [place, *self.files]))
         self._look_at(names, place)
         for file in self.files[1:]:
             self._look_at(column_names(file), file.name)

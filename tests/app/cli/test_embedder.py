@@ -56,8 +56,12 @@ def test_export_hands_on_what_it_is_told(tmp_path: Path, monkeypatch: Any) -> No
         return {"fingerprint": "f" * 64, "dimension": 8, "bits": 8 if int8 else 32}
 
     monkeypatch.setattr(export, "export_embedder", fake)
-    result = embedder("export", "minilm", tmp_path / "made", "--int8")
-    assert result.exit_code == 0 and asked == [("minilm", tmp_path / "made", True)]
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "privacy.md").write_text("# Privacy of this run\n\nEpsilon = 3")
+    result = embedder("export", model, tmp_path / "made", "--int8")
+    assert result.exit_code == 0 and asked == [(str(model), tmp_path / "made", True)]
+    assert (tmp_path / "made" / "privacy.md").read_text().strip().endswith("Epsilon = 3")
     assert "2 MB, 8-bit, 8 dimensions" in result.stdout and "f" * 64 in result.stdout
 
 
@@ -106,12 +110,14 @@ def test_an_exported_folder_is_the_same_embedder(tmp_path: Path) -> None:
 def test_a_file_becomes_a_folder_once(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     write_gguf(tmp_path / "own.gguf")
+    (tmp_path / "privacy.md").write_text("# Privacy of this run\n\nEpsilon = 3")
     cache = tmp_path / "cache"
     first = models(tmp_path / "own.gguf", "--cache", cache)
     assert first.exit_code == 0, first.output
     folder = Path(first.stdout.splitlines()[-1])
     assert folder.parent == cache / "models" and (folder / "config.json").is_file()
     assert "there already" not in first.output
+    assert (folder / "privacy.md").read_text().strip().endswith("Epsilon = 3")
     again = models(tmp_path, "--cache", cache)  # the folder that holds it
     assert again.exit_code == 0 and again.stdout.splitlines() == [str(folder)]
     assert "it is there already" in again.stderr

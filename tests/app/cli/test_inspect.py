@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from privsyn_flower.app.cli.publish import ADVICE
+from privsyn_flower.app.public.source import carried
 from privsyn_flower.app.report.publishing.card import NOTHING_CLAIMED, TAG
 from tests.app.inspect.rigs import make_run, people, sentence, write_users
 from tests.app.report.publishing.runs import make_run as make_finished
@@ -115,6 +116,7 @@ def test_with_found_publishes_all(finished: Path, tmp_path: Path) -> None:
 def test_drop_found_leaves_texts_out_and_claims_nothing(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     found, rows = published(finished, out, "--drop-found")
+    assert NOTHING_CLAIMED in carried(out / "data" / "train.parquet")
     assert found.exit_code == 0, found.stderr
     assert [row["text"] for row in rows] == ["b r", "g"]
     assert f"1 texts and the seeds are left out. {ADVICE}" in found.stderr

@@ -211,6 +211,23 @@ def test_text_that_was_chosen_before_carries_both(
     assert not (tmp_path / "third").exists()
 
 
+def test_what_the_training_began_with_is_carried(
+    finished: Path, corpus: Path, tmp_path: Path
+) -> None:
+    summary, start = finished / "summary.json", finished.with_name("start")
+    statement = start / "privacy.md"
+    statement.write_text("# Privacy of this run\n\nEpsilon = 4 of the start.")
+    summary.write_text(json.dumps({**SUMMARY, "carries": "# Privacy of this run\n\nEpsilon = 3"}))
+    try:
+        found = privsyn(finished, "--texts", corpus, "--out", tmp_path / "out")
+    finally:
+        statement.unlink()
+        summary.write_text(json.dumps(SUMMARY))
+    assert found.exit_code == 0, found.stderr
+    page = (tmp_path / "out" / "privacy.md").read_text()
+    assert "Epsilon = 3" in page and "Epsilon = 4 of the start." in page
+
+
 def test_every_row_of_a_file_is_looked_at(finished: Path, tmp_path: Path) -> None:
     """The first row says which columns jsonl has, and others may have more."""
     texts, out = tmp_path / "texts.jsonl", tmp_path / "out"

@@ -200,7 +200,9 @@ def test_import_of_the_authors_format(tmp_path: Path) -> None:
     (source / "topic_infos.json").write_text(json.dumps(infos))
     other = privsyn("import", source, tmp_path / "new", "--embedder", "ngram-32")
     assert other.exit_code == 2 and "rows of 64 dimensions" in other.stderr
+    (source / "privacy.md").write_text("# Privacy of this run\n\nEpsilon = 3")
     taken = privsyn("import", source, tmp_path / "new", "--embedder", "ngram-64")
+    assert (tmp_path / "new" / "privacy.md").read_text().strip().endswith("Epsilon = 3")
     assert taken.exit_code == 0 and ": 2 topics, 64 dimensions" in taken.stdout
     assert privsyn("show", tmp_path / "new").stdout.splitlines()[1:] == [
         "    0  word0",

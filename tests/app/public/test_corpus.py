@@ -19,7 +19,7 @@ import pytest
 from privsyn_flower.app.public.corpus import convert_texts, filter_texts, write_chats
 from privsyn_flower.app.public.journal import read_state
 from privsyn_flower.app.public.mixing import mix, write_report
-from privsyn_flower.app.public.source import carried
+from privsyn_flower.app.public.source import carried, statement_of_file
 from privsyn_flower.common.files import DataError
 from privsyn_flower.config.public import PublicTextConfig
 from privsyn_flower.runs import read_jsonl as rows
@@ -236,6 +236,25 @@ def test_text_that_carries_a_claim_hands_it_on(
     filter_texts(config, opened(server))  # which finds its own there
     mix(config)
     assert carried(tmp_path / "corpus" / "mix.jsonl") == said.read_text()
+
+
+@pytest.mark.parametrize("form", ["conversations", "messages"])
+def test_what_a_trained_model_writes_carries_its_claim(
+    canned: Server, settings: Any, tmp_path: Path, form: str
+) -> None:
+    model, chat = tmp_path / "run" / "model", {"form": form, "personas": 1}
+    model.mkdir(parents=True)
+    said = model.with_name("privacy.md")
+    said.write_text("# Privacy of this run\n\nEpsilon = 3")
+    config = settings(models={"generator": str(model)}, chat=chat, convert={"share": 1.0})
+    server = canned(rules=[["", "1"]])
+    write_chats(config, opened(server))
+    assert carried(tmp_path / "corpus" / "chat.jsonl") == said.read_text()
+    statement_of_file(tmp_path / "web.jsonl").write_text("# Privacy of this text\n\nEpsilon = 5")
+    filter_texts(config, opened(server))
+    convert_texts(config, opened(server))
+    found = carried(tmp_path / "corpus" / "convert.jsonl")
+    assert "Epsilon = 5" in found and found.endswith(said.read_text())
 
 
 def test_columns_of_a_source_cannot_steer_the_terminal(settings: Any, tmp_path: Path) -> None:
