@@ -11,6 +11,11 @@ from importlib import import_module
 from typing import Any
 
 
+def names_of(homes: Mapping[str, str], *more: str) -> list[str]:
+    """The `__all__` of a package with these public names, and those that it imports at once."""
+    return sorted([*" ".join(homes.values()).split(), *more])
+
+
 def on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """The `__getattr__` of `package`. homes: module in it -> the public names that it has.
 

@@ -6,44 +6,33 @@ of them needs torch or pandas.
 
 from typing import TYPE_CHECKING
 
-from privsyn_flower.common.files import DataError
-from privsyn_flower.common.on_demand import on_demand
+from privsyn_flower.common.files import DataError as DataError
+from privsyn_flower.common.on_demand import names_of, on_demand
 
 if TYPE_CHECKING:
-    from .caches import EmbeddingCache, cached_embeddings
-    from .federation import Federation, prepare, shard_sizes
-    from .findings import Finding
-    from .surveys import Survey, survey
-    from .users import Sample, check_file, load_samples, load_users, texts_of
-    from .values import LabelledText, label_of
+    from privsyn_flower.data.caches import EmbeddingCache as EmbeddingCache
+    from privsyn_flower.data.caches import cached_embeddings as cached_embeddings
+    from privsyn_flower.data.federation import Federation as Federation
+    from privsyn_flower.data.federation import prepare as prepare
+    from privsyn_flower.data.federation import shard_sizes as shard_sizes
+    from privsyn_flower.data.findings import Finding as Finding
+    from privsyn_flower.data.surveys import Survey as Survey
+    from privsyn_flower.data.surveys import survey as survey
+    from privsyn_flower.data.users import Sample as Sample
+    from privsyn_flower.data.users import check_file as check_file
+    from privsyn_flower.data.users import load_samples as load_samples
+    from privsyn_flower.data.users import load_users as load_users
+    from privsyn_flower.data.users import texts_of as texts_of
+    from privsyn_flower.data.values import LabelledText as LabelledText
+    from privsyn_flower.data.values import label_of as label_of
 else:
-    __getattr__ = on_demand(
-        __name__,
-        {
-            "caches": "EmbeddingCache cached_embeddings",
-            "federation": "Federation prepare shard_sizes",
-            "findings": "Finding",
-            "surveys": "Survey survey",
-            "users": "Sample check_file load_samples load_users texts_of",
-            "values": "LabelledText label_of",
-        },
-    )
-
-__all__ = [
-    "DataError",
-    "EmbeddingCache",
-    "Federation",
-    "Finding",
-    "LabelledText",
-    "Sample",
-    "Survey",
-    "cached_embeddings",
-    "check_file",
-    "label_of",
-    "load_samples",
-    "load_users",
-    "prepare",
-    "shard_sizes",
-    "survey",
-    "texts_of",
-]
+    _HOMES = {
+        "caches": "EmbeddingCache cached_embeddings",
+        "federation": "Federation prepare shard_sizes",
+        "findings": "Finding",
+        "surveys": "Survey survey",
+        "users": "Sample check_file load_samples load_users texts_of",
+        "values": "LabelledText label_of",
+    }
+    __getattr__ = on_demand(__name__, _HOMES)
+    __all__ = names_of(_HOMES, "DataError")
