@@ -17,7 +17,8 @@ from privsyn_flower.common.units import VERSION
 
 CAUSAL, SEQ2SEQ = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
 CLASSIFIER = "AutoModelForSequenceClassification"
-GENERATION = "transformers.generation.candidate_generator"
+GENERATION, LOSSES = "transformers.generation.candidate_generator", "transformers.loss.loss_utils"
+HIDDEN = ("is_sklearn_available", "is_scipy_available")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # and with .index.json, where they are parts
 
 HEADER = struct.Struct("<Q")  # bytes of a safetensors file's header, before it
@@ -179,20 +180,25 @@ def check_model(name: str | os.PathLike[str], key: str) -> None:
 
 
 def auto_model(kind: str) -> Any:
-    """transformers' class of this name, imported without scikit-learn.
+    """transformers' class of this name, imported without scikit-learn and scipy.
 
-    Where that is installed transformers imports it, with scipy's statistics and pandas: a second
-    of a processor and 100 MB in every process, for a way of drafting tokens that is not used here.
+    Where they are installed transformers imports them, with pandas: more than a second of a
+    processor and 100 MB in every process, for a way of drafting tokens, and losses of models that
+    find objects in pictures, which are not used here.
     """
     import transformers
     from transformers import utils
 
     if GENERATION not in sys.modules:
-        available, utils.is_sklearn_available = utils.is_sklearn_available, lambda: False
+        available = {name: getattr(utils, name) for name in HIDDEN}
         try:
-            importlib.import_module(GENERATION)
+            for name in HIDDEN:
+                setattr(utils, name, lambda: False)
+            for module in (GENERATION, LOSSES):
+                importlib.import_module(module)
         finally:
-            utils.is_sklearn_available = available
+            for name, function in available.items():
+                setattr(utils, name, function)
     return getattr(transformers, kind)
 
 
