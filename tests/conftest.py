@@ -32,10 +32,6 @@ from privsyn_flower.strategies.engine.run_ledger import open_ledger
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-# Tests give what they start a HOME of their own, which these variables would go before.
-for variable in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
-    os.environ.pop(variable, None)
-
 WORDS = (
     "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel neuron lemma "
     "theorem proof axiom graph vertex edge colour metre second voltage current field charge"
@@ -43,6 +39,12 @@ WORDS = (
 
 # What takes the real vLLM, or container images: collected when an argument of the call lies there.
 ONLY_NAMED = [Path(__file__).parent / name for name in ("images", "vllm")]
+
+
+def pytest_configure() -> None:
+    """Tests give what they start a HOME of their own, which these variables would go before."""
+    for variable in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
+        os.environ.pop(variable, None)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -171,8 +173,7 @@ def keys_in_errors() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def loopback(monkeypatch: pytest.MonkeyPatch) -> type[LoopbackGrid]:
+def looped(patch: pytest.MonkeyPatch) -> type[LoopbackGrid]:
     """The loopback grid, with wire's messages made for it."""
 
     def make(content: Any, *args: Any, **kwargs: Any) -> Message:
@@ -180,8 +181,14 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> type[LoopbackGrid]:
             return Message(content, **kwargs)
         return loopback_message(content, *args, **kwargs)
 
-    monkeypatch.setattr(messaging, "Message", make)
+    patch.setattr(messaging, "Message", make)
     return LoopbackGrid
+
+
+@pytest.fixture
+def loopback(monkeypatch: pytest.MonkeyPatch) -> type[LoopbackGrid]:
+    """As `looped` makes it."""
+    return looped(monkeypatch)
 
 
 def sentences(count: int, seed: int, words: list[str] | None = None) -> list[str]:

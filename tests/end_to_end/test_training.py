@@ -1,10 +1,8 @@
-"""DP-FTRL by real `flwr run`s: killed between rounds, resumed, nothing private."""
+"""DP-FTRL killed between rounds and resumed by a real `flwr run`: nothing private."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from privsyn_flower.runs import RunFolder, read_jsonl
 from tests.end_to_end.conftest import privsyn
 from tests.rigs.run import check_nothing_private, finish, wait_for
+from tests.server_apps import in_process
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
@@ -69,11 +68,10 @@ def test_dp_ftrl_killed_between_rounds_and_resumed(
 ) -> None:
     folder = mini / "dp-ftrl-killed"
     path = config(mini, causal_folder)
-    process = privsyn("run", path, "--set", f"run-folder={folder}", cwd=mini)
+    process = in_process.alone(path, folder)
     wait_for(folder / "metrics.jsonl", process, '"round": 3,')
-    os.kill(int((folder / ".lock").read_text()), signal.SIGKILL)  # runs the ServerApp
-    code, _, _ = finish(process)
-    assert code == 1
+    process.kill()
+    finish(process)
     assert not (folder / "summary.json").exists(), "the run was over before the kill"
     keys = [file for file in data_home.glob("*/noise-keys/**/*") if file.is_file()]
     kept_outside = [file for file in data_home.rglob("*") if file.is_file()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ import pytest
 from privsyn_flower.app.tracking.public import public_row
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import RunConfig, load_config, to_toml
+from privsyn_flower.config.api import configured
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.engine.rounds import Rounds
-from tests.conftest import node_context, sentences
+from tests.conftest import looped, node_context, sentences
 from tests.rigs.registry import deployment_of
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
@@ -177,6 +180,13 @@ def run_on(grid: Any, config: RunConfig, path: Path) -> dict[str, Any]:
     return summary
 
 
+def alone(config: Path, folder: Path) -> subprocess.Popen[str]:
+    """A run in a process of its own, without Flower: to be killed."""
+    command = [sys.executable, "-m", __name__, str(config), str(folder)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=CONFIGS.parent, stdout=pipe, stderr=pipe, text=True)
+
+
 def deployed(tmp_path: Path, policy: str = POLICY) -> tuple[RunConfig, list[Any]]:
     """Three nodes of two users each with data, a cache and a policy of their own."""
     write_rows(tmp_path / "public.jsonl", sentences(80, 2), 4)
@@ -284,3 +294,8 @@ def committed(folder: Path) -> list[dict[str, Any]]:
     """The reservations that were committed."""
     done = {row["id"] for row in read_jsonl(folder / "ledger.jsonl") if row["kind"] == "commit"}
     return [row for row in charges(folder) if row["id"] in done]
+
+
+if __name__ == "__main__":  # as `alone` starts it
+    with configured(), pytest.MonkeyPatch.context() as context:
+        run(load_config(Path(sys.argv[1])), looped(context), Path(sys.argv[2]))
