@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,7 +198,7 @@ def _check(
     kind.check(query, node)
     if node.policy is not None:
         check_work(node.policy, kind.tokens(query))
-    if group is not None:  # by a question that this node would answer, and no other
+    if group is not None:  # by a question that this node would answer
         node.records.join(ticket.run, own)
 
 
@@ -218,18 +219,13 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
     taken = node.facts.weight
     try:
         with timed(node.timings, ticket, node.facts.weight):
-            # What the question itself needs comes first: beside users' texts, a lack of room would
-            # tell how much text they have.
-            kind.rehearse(query, node)
+            kind.rehearse(query, node)  # first: beside texts, a lack of room would tell their size
             share = _noise_share(query, ticket, noise, node)
             try:
                 users = _users_or_none(node)
                 participants, row = _participants(users, query, ticket, noise, node)
                 taken = int(np.count_nonzero(participants.eligible)) if users else taken
-
-                def own() -> I64:
-                    return _vectors_or_zero(query, noise, users, participants, node, kind)
-
+                own = partial(_vectors_or_zero, query, noise, users, participants, node, kind)
                 return share + (row.vector(own, len(share), node) if row else own())
             except MemoryError as error:  # around the texts, not in them
                 node.failed("answer", error, taken, FAILED)
@@ -246,14 +242,8 @@ def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> I64:
     rng = None
     if node.noise_seed is not None:  # simulation only; announced, and marked in the ledger
         rng = seeded(node.noise_seed, ticket.round, "noise", node.facts.partition)
-    return node_noise_integers(
-        length,
-        node.facts.weight,
-        noise.min_weight,
-        noise.multiplier,
-        noise.sensitivity * unit_of(query),
-        rng,
-    )
+    weight, norm = node.facts.weight, noise.sensitivity * unit_of(query)
+    return node_noise_integers(length, weight, noise.min_weight, noise.multiplier, norm, rng)
 
 
 def _users_or_none(node: Node) -> UserTexts:
@@ -261,8 +251,8 @@ def _users_or_none(node: Node) -> UserTexts:
     with contextlib.suppress(Exception):  # a full disk must not change the answer
         node.log()
     users: UserTexts = {}
-    everybody = node.facts.weight
-    with _data_failures(node, "users", everybody, "the users cannot be read; nobody takes part"):
+    what = "the users cannot be read; nobody takes part"
+    with _data_failures(node, "users", node.facts.weight, what):
         users = node.load()
     if node.policy is not None and users:
         gone = node.records.withdrawn(list(users))
@@ -326,12 +316,9 @@ def _vectors_or_zero(
 
 
 @contextlib.contextmanager
-def _data_failures(  # type: ignore[no-untyped-def]
-    node: Node, kind: What, users: int, text: str
-):
+def _data_failures(node: Node, kind: What, users: int, text: str):  # type: ignore[no-untyped-def]
     """Whatever the users' data raises ends here, memory and Rust panics included: a refusal, or
-    silence, would tell the server something about the data. Only a set-up that does not fit the
-    node's declared weight is refused, by whoever loads its users."""
+    silence, would tell of the data. Only users that do not fit the declared weight are refused."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):

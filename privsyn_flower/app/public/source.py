@@ -109,7 +109,7 @@ class Source:
         self.files = [] if place.startswith(HUB) else _files(Path(place).expanduser())
         names = hub_columns(self._data) if self._data is not None else column_names(self.files[0])
         check_column(place, column, names, "filter.text-column")
-        self.carried = together(map(carried, [place, *self.files]))
+        self.carried = together([carried(place), *map(carried, self.files)])
         self._look_at(names, place)
         for file in self.files[1:]:
             self._look_at(column_names(file), file.name)
