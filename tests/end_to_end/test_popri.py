@@ -1,4 +1,4 @@
-"""POPri through real `flwr run`s: killed while it trains, and resumed to the same bits.
+"""POPri killed while it trains, and resumed by a real `flwr run` to the same bits.
 
 DP-RFT, whose messages are of the same kinds, in this process.
 """
@@ -6,8 +6,6 @@ DP-RFT, whose messages are of the same kinds, in this process.
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,12 +85,11 @@ def test_killed_while_training_and_resumed(
     mini: Path, config: Path, one_thread: None, loopback: Any
 ) -> None:
     folder = mini / "popri-killed"
-    process = privsyn("run", config, "--set", f"run-folder={folder}", cwd=mini)
+    process = in_process.alone(config, folder)
     training = folder / "popri" / "round-0001"
     wait_for(training / "epoch-2", process)
-    os.kill(int((folder / ".lock").read_text()), signal.SIGKILL)  # runs the ServerApp
-    code, _, err = finish(process)
-    assert code == 1
+    process.kill()
+    finish(process)
     assert not (training / "finished.json").exists(), "the training was over before the kill"
     responses = (folder / "popri" / "round-0001.json").stat()
 
