@@ -143,7 +143,7 @@ def configurations(
     (folder / "node.json").write_text(json.dumps({**node, "policy": f"{folder}/policy.toml"}))
     expand = "[expand]" + rest.split("[expand]")[1]
     (folder / "popri.toml").write_text(SIMULATION.format(mini=common) + expand)
-    (folder / "votes.toml").write_text(f"{deployed}[pretext]{rest}")
+    (folder / "votes.toml").write_text(f'aggregation = "plain"\n{deployed}[pretext]{rest}')
     (folder / "training.toml").write_text(TRAINING.format(mini=deployed))
     shutil.copytree(ROOT / "examples" / "private-drop-in" / "after", folder / "tabular")
     return folder
