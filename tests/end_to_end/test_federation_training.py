@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.app.cli import run as cli_run
 from privsyn_flower.app.cli.run import RunFailed, run_command
 from privsyn_flower.app.local import simulation as launch
-from privsyn_flower.app.local.federation import LocalFederation
+from privsyn_flower.app.local.federation import LocalFederation, hosted
 from privsyn_flower.common.arrays import F64, I64
 from privsyn_flower.config import load_config
 from privsyn_flower.privacy.encoding.quantize import to_modulus
@@ -30,7 +31,8 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.privacy_plan import privacy_plan
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.matrix_noise import MatrixNoise
-from tests.end_to_end.conftest import commanded_federation
+from tests.end_to_end.conftest import processes_mentioning
+from tests.end_to_end.forked_flower import fork_apps
 from tests.rigs.run import check_nothing_private
 from tests.text.conftest import causal_folder
 
@@ -50,7 +52,7 @@ nodes = 4
 min-surviving-weight = 0.7
 stage-timeout = 500.0
 round-timeout = 500.0
-node-timeout = 300.0
+node-timeout = 500.0
 cache = "{cache}"
 
 [data]
@@ -135,11 +137,16 @@ def update(message, context):
 
 
 @pytest.fixture
-def federation(mini: Path) -> Iterator[LocalFederation]:
-    """Four SuperNodes with six users each."""
-    with commanded_federation(mini, "training-federation", USERS, NODES, POLICY) as found:
+def federation(mini: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalFederation]:
+    """Four SuperNodes with six users each; nothing is left of them."""
+    fork_apps(mini / "training-bin", monkeypatch)
+    folder, data, rules = (mini / f"training{what}" for what in ("", ".jsonl", ".toml"))
+    data.write_text("".join((mini / "users.jsonl").read_text().splitlines(True)[: USERS * 4]))
+    rules.write_text(POLICY)
+    config = {"embedder": "ngram-64", "device": "auto", "policy": str(rules)}
+    with hosted(folder, [data], nodes=NODES, node_config=config) as found:
         yield found
-        found.stop()  # the nodes that were started again end as this process's children
+    assert processes_mentioning(str(folder)) == []
 
 
 class Breaker(threading.Thread):
@@ -223,6 +230,7 @@ def test_nodes_and_the_server_are_killed_and_every_release_is_the_survivors_rows
 ) -> None:
     """A node that was killed has its earlier vectors in its next row."""
     monkeypatch.setitem(launch.MODULES, "client", CLIENT.replace("MODEL", str(causal_folder)))
+    monkeypatch.setattr(cli_run, "GRACE", 0.5)  # who is killed leaves no result
     path, folder = tmp_path / "run.toml", tmp_path / "run"
     path.write_text(
         CONFIG.format(cache=tmp_path, public=mini / "public.jsonl", model=causal_folder)
