@@ -161,7 +161,9 @@ def simulated(config: RunConfig) -> list[Any]:
 def run(config: RunConfig, loopback: Any, path: Path) -> tuple[dict[str, Any], Any]:
     """One process' run, or its resumption -> summary and grid."""
     grid = grid_for(loopback, simulated(config))
-    return run_on(grid, config, path), grid
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRIVSYN_SIMULATION", "1")  # an end-to-end test does not set it
+        return run_on(grid, config, path), grid
 
 
 def run_on(grid: Any, config: RunConfig, path: Path) -> dict[str, Any]:
