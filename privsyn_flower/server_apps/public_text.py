@@ -114,7 +114,7 @@ def warn_of_other_text(config: RunConfig, folder: RunFolder) -> None:
     if (name := folder.load_value(READ)) is None:
         name = secrets.token_hex(12)
         folder.save_value(READ, name)
-    path = private_folder(cache_folder(config) / "benchmark") / f"read-{name}"
+    path = private_folder(cache_folder(config) / "data") / f"read-{name}"
     now = json.dumps(identity(config.data), sort_keys=True)
     if not path.is_file():
         replace_private(path, now.encode())

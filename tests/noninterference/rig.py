@@ -384,7 +384,8 @@ def _add_files(seen: Seen, folder: Path, top: str) -> None:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if top == "cache":
-            if name.startswith("nodes/") or path.name in PRIVATE:
+            # Digests of what runs have read are as private as the folders beside them.
+            if name.startswith(("nodes/", "data/read-")) or path.name in PRIVATE:
                 continue
             name = FOLDER.sub("data/FOLDER", name)
         content = b"" if name in CLOCK_FILES else path.read_bytes()
