@@ -304,12 +304,11 @@ def _started(folder: Path, config: RunConfig, federation: LocalFederation | None
 def _say_what_is_open() -> None:
     """On stderr, what other accounts of this machine could reach. Mostly nothing."""
     if not loopback_guard.can_tell():
-        print(loopback_guard.OPEN, file=sys.stderr)
+        tell(loopback_guard.OPEN)
     if cluster := users_cluster():
-        print(
+        tell(
             f"RAY_ADDRESS = {cluster}: the simulation runs there, and is as protected as that "
-            "cluster is; without it the run starts a Ray of its own, on loopback, under a token",
-            file=sys.stderr,
+            "cluster is; without it the run starts a Ray of its own, on loopback, under a token"
         )
         if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":  # it was joined without one
             tell("warning: that cluster asks for no token: who reaches its ports runs code as you")
