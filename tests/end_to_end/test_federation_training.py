@@ -52,7 +52,7 @@ nodes = 4
 min-surviving-weight = 0.7
 stage-timeout = 500.0
 round-timeout = 500.0
-node-timeout = 500.0
+node-timeout = 300.0
 cache = "{cache}"
 
 [data]

@@ -39,7 +39,7 @@ CLUSTER_CHECKED = "PRIVSYN_RAY_CHECKED"  # variable: the cluster that `ray_clust
 # Set by notebooks and some build servers: Flower's JSON would come with colours in it.
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
 CONNECTION = "local"  # what the SuperLink is called in Flower's configuration
-RAY_PREFIX = "privsyn-"  # of Ray's folder under the system's own for temporary files
+RAY_MARK = "made-for-ray"  # a file in the folder that a run makes for Ray, and removes again
 START_SECONDS = 300.0  # at most; one that ends is noticed at once
 GRACE_SECONDS = 8.0  # for a ServerApp to notice that its SuperLink is gone
 
@@ -248,15 +248,20 @@ def ray_folder() -> Path:
     Ray would also join any cluster that a file in the shared /tmp/ray names.
     """
     short = len(tempfile.gettempdir()) <= 20  # Ray's sockets lie in it: 107 characters at most
-    return Path(tempfile.mkdtemp(prefix=RAY_PREFIX, dir=None if short else "/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="privsyn-", dir=None if short else "/tmp"))
+    (folder / RAY_MARK).touch()
+    return folder
 
 
 def ray_folder_of(facts: Mapping[str, Any]) -> Path | None:
-    """Ray's folder as flower.json names it, to be removed; None for what `ray_folder` makes no
-    folder like: a run folder, and this file in it, may come from somebody else."""
+    """Ray's folder as flower.json names it, to be removed; None for one that `ray_folder` did not
+    make: a run folder, and this file in it, may come from somebody else."""
     path = Path(str(facts.get("scratch") or ""))
-    ours = path.name.startswith(RAY_PREFIX) and str(path.parent) in (tempfile.gettempdir(), "/tmp")
-    return path if ours and path.is_dir() and not path.is_symlink() else None
+    try:
+        ours = path.is_absolute() and not path.is_symlink() and (path / RAY_MARK).is_file()
+    except OSError:  # nor one that this account may not enter
+        return None
+    return path if ours else None
 
 
 def private_ray(scratch: Path) -> dict[str, str]:
